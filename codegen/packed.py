@@ -101,7 +101,7 @@ def packed_block(block: ParameterBlock, problem: Problem) -> ParameterBlock:
     """The parameters of a kernel, where sequences are packed without lengths, and with the list."""
     if not problem.is_packed:
         return block
-    left = ParameterBlock(tuple(field for field in block.fields if field.name not in _OF_DENSE))
+    left = ParameterBlock(tuple(field for field in block.fields if field.name not in (*_OF_DENSE, "tile_counter")))  # the list has one
     return left.with_fields(LIST, Parameter("int", "tokens_q"))
 
 

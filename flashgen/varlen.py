@@ -17,7 +17,7 @@ from .launch.jagged import JaggedCall
 from .launch.keywords import modified_of_call
 from .launch.packed_arguments import PackedTokens, check_packed_types, require_plain_causal
 from .operators.autograd import is_differentiated
-from .operators.packed import PackedOptions, attention_varlen_forward, attention_varlen_output, packed_run_at_hand
+from .operators.packed import attention_varlen_forward, attention_varlen_output, packed_run_at_hand
 from .operators.packed_gradients import differentiable_varlen
 from .operators.plans import nobody_listens
 
@@ -168,9 +168,8 @@ def attention_varlen(
         if not is_dynamo_compiling():
             given, of_modifiers = (known, tuple(modified[3])) if modified and known is not None else asked(*modified)
     if not is_dynamo_compiling() and where[0] is not None and where[1] is not None:
-        tensors = (q, k, v, *[tensor for tensor in where[:4] if tensor is not None], *of_modifiers)
-        has_seqused = where[2] is not None, where[3] is not None
-        run = packed_run_at_hand(tensors, PackedOptions(causal, scale, where[4], where[5], has_seqused, given))
+        tensors = (q, k, v, *where[:4], *of_modifiers)
+        run = packed_run_at_hand(tensors, causal, scale, where[4], where[5], given)
         if run is not None:
             both = run(return_lse, *tensors)
             found = both if return_lse else both[0]

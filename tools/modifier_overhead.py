@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 from flashgen.api import attention
+from flashgen.launch import bound as launch_bound
 from flashgen.launch import seeds
-from flashgen.launch.bound import BoundCall
 from flashgen.launch.made_block_masks import BlockMask
 
 from . import call_overhead
@@ -118,7 +118,7 @@ def pretend(folder: Path) -> None:
         (torch.cuda, "default_generators", (Philox(),)),
         (seeds, "_raw_stream", lambda index: 0),
         (seeds, "_table", lambda *given: table),
-        (BoundCall, "_memory", lambda bound, size, make: torch.zeros(size, dtype=torch.uint8) if size else None),
+        (launch_bound, "_zeros", lambda size, device: torch.zeros(size, dtype=torch.uint8)),
         (torch.cuda, "synchronize", lambda: None),
     )
     for owner, name, value in patches:

@@ -37,44 +37,39 @@ class BoundCall:
         if [(buffer.kind, buffer.bytes) for buffer in program.buffers] == [(BufferKind.STREAM_COUNTER, COUNTER_BYTES)]:
             self.enqueue = self._with_counter
         else:
-            self._lay_out(program.buffers)
-            self.enqueue = self._with_buffers
+            self.enqueue = self._with_buffers(program.buffers)
 
     def _with_counter(self, stream: int, *addresses: int) -> None:
         """Of the fastest kernels, whose calls must not cost more than they have to."""
         self.launch.enqueue(stream, *addresses, tile_counters.address(self.index, stream))
 
-    def _lay_out(self, buffers: Iterable[Buffer]) -> None:
-        """Lays the buffers of each kind one after the other."""
-        ends = dict.fromkeys(_KINDS, 0)
-        offsets = []
+    def _with_buffers(self, buffers: Iterable[Buffer]) -> Callable[..., None]:
+        """The buffers of each kind lie one after the other, as each allocation costs a call a microsecond or two."""
+        ends, offsets = dict.fromkeys(_KINDS, 0), []
         for buffer in buffers:
             counts = buffer.kind is BufferKind.STREAM_COUNTER  # one buffer at most, in no whole piece of memory
             offsets.append((_KINDS.index(buffer.kind), 0 if counts else ends[buffer.kind]))
             ends[buffer.kind] += buffer.bytes if counts else -(-buffer.bytes // _ALIGNED) * _ALIGNED
-        self._offsets, self._device = tuple(offsets), torch.device("cuda", self.index)
-        self._zeroed_bytes, self._other_bytes, counted = ends.values()
-        self._counters = -(-counted // COUNTER_BYTES)
+        zeroed_bytes, other_bytes, counted = ends.values()
+        counters, index, other_shape, device = -(-counted // COUNTER_BYTES), self.index, (other_bytes,), torch.device("cuda", self.index)
+        launch, zeros = self.launch, _zeros
 
-    def _with_buffers(self, stream: int, *addresses: int) -> None:
-        # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
-        zeroed = self._memory(self._zeroed_bytes, torch.zeros)
-        other = self._memory(self._other_bytes, _not_zeroed)
-        bases = (
-            0 if zeroed is None else zeroed.data_ptr(),
-            0 if other is None else other.data_ptr(),
-            tile_counters.address(self.index, stream, self._counters) if self._counters else 0,
-        )
-        self.launch.enqueue(stream, *addresses, *[bases[kind] + offset for kind, offset in self._offsets])
+        def enqueue(stream: int, *addresses: int) -> None:
+            # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
+            zeroed = zeros(zeroed_bytes, device) if zeroed_bytes else None
+            other = empty_strided(other_shape, _DENSE, torch.uint8) if other_bytes else None
+            bases = (
+                0 if zeroed is None else zeroed.data_ptr(),
+                0 if other is None else other.data_ptr(),
+                tile_counters.address(index, stream, counters) if counters else 0,
+            )
+            launch.enqueue(stream, *addresses, *[bases[kind] + offset for kind, offset in offsets])
 
-    def _memory(self, size: int, make: Callable[..., torch.Tensor]) -> torch.Tensor | None:
-        """One allocation for all buffers of a kind: each costs a call a microsecond or two."""
-        return make(size, dtype=torch.uint8, device=self._device) if size else None
+        return enqueue
 
 
-def _not_zeroed(size: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """As `torch.empty`, on the current device."""
-    return empty_strided((size,), _DENSE, dtype)
+def _zeros(size: int, device: torch.device) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.uint8, device=device)
 
 
 def addresses_of(names: Iterable[str], tensors: Mapping[str, torch.Tensor], excluded: Iterable[str] = ()) -> tuple[int, ...]:

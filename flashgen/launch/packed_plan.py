@@ -21,15 +21,16 @@ from .bound import BoundCall
 from .packed_arguments import PackedTokens, check_packed_call, expected_lengths, packed_workload
 from .untraced import untraced
 
-PackedRun = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]  # whether to give lse; q, k, v, those of `PackedTokens`, of modifiers
+PackedTensors = tuple[Any, ...]  # q, k, v, those of `PackedTokens`, None for one that is not there, then of modifiers
+OF_MODIFIERS = 7  # the first of them that is of a modifier
+PackedRun = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]  # whether to give lse; `PackedTensors`
 _address = torch.Tensor.data_ptr  # each call asks
 
 
 class PackedPlan:
     """Everything about a call that its signature decides.
 
-    run: given whether lse is wanted, and all tensors that are there, allocates out, and lse, both dense, and enqueues the kernel on the
-    current stream
+    run: given whether lse is wanted, and all tensors, allocates out, and lse, both dense, and enqueues the kernel on the current stream
     """
 
     def __init__(
@@ -46,7 +47,6 @@ class PackedPlan:
         """Checks the arguments and binds the kernel that the selection chooses."""
         problem = check_packed_call(q, k, v, tokens, causal, scale, modifiers, tensors)
         self._on = gpu.gpu_of(q)
-        self._absent = tuple(at for at, tensor in enumerate(tokens[:4]) if tensor is None)
         self.before: Any = None  # what knows the next call of this signature at once: see operators/packed.py
         families_for(problem, self._on.device.target)
         self.call: Call | None = None
@@ -72,7 +72,7 @@ class PackedPlan:
 
     def _runner(self, q: torch.Tensor, v: torch.Tensor, call: Call | None) -> PackedRun:
         bound = None if call is None else gpu.bind_chosen(call, self._on)
-        return _runner(q.device.index, q.dtype, (*q.shape[:2], v.shape[2]), (q.shape[1], q.shape[0]), bound, self._absent)
+        return _runner(q.device.index, q.dtype, (*q.shape[:2], v.shape[2]), (q.shape[1], q.shape[0]), bound)
 
 
 def token_strides(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int]:
@@ -80,40 +80,46 @@ def token_strides(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, in
     return strides[0] if sizes[0] > 1 else 0, strides[1] if sizes[1] > 1 else 0, 1
 
 
-def _runner(
-    index: int, dtype: torch.dtype, out_shape: tuple[int, ...], lse_shape: tuple[int, ...], bound: BoundCall | None, absent: tuple[int, ...]
-) -> PackedRun:
-    """`PackedPlan.run`. bound: None where there is no sequence; absent: which of the tensors of `PackedTokens` are not there."""
+def _runner(index: int, dtype: torch.dtype, out_shape: tuple[int, ...], lse_shape: tuple[int, ...], bound: BoundCall | None) -> PackedRun:
+    """`PackedPlan.run`. bound: None where there is no sequence."""
     enqueue = None if bound is None else bound.enqueue
     out_strides, lse_strides = dense(out_shape), dense(lse_shape)
     empty_strided, current_device, current_stream = gpu.empty_strided, gpu.current_device, gpu.current_stream
 
     def run(
-        with_lse: bool, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *tensors: torch.Tensor
+        with_lse: bool,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        of_q: torch.Tensor,
+        of_kv: torch.Tensor,
+        used_q: torch.Tensor | None,
+        used_kv: torch.Tensor | None,
+        *of_modifiers: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if current_device() != index:
             with torch.cuda.device(index):
-                return run(with_lse, q, k, v, *tensors)
+                return run(with_lse, q, k, v, of_q, of_kv, used_q, used_kv, *of_modifiers)
         out = empty_strided(out_shape, out_strides, dtype)
         lse = empty_strided(lse_shape, lse_strides, torch.float32) if with_lse else None
-        if enqueue is not None:
-            at_q, at_k, at_v, others = q.data_ptr(), k.data_ptr(), v.data_ptr(), [*map(_address, tensors)]
-            if (at_q | at_k | at_v) % ALIGNMENT or not (at_q and at_k and at_v):
-                require_memory(q, k, v)
-            if 0 in others:
-                raise ArgumentError(
-                    "cu_seqlens, seqused and tensors of modifiers must have storages that hold their elements; got one without"
-                )
-            for at in absent:
-                others.insert(at, 0)
-            enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), 0 if lse is None else lse.data_ptr(), *others)
-        else:
+        if enqueue is None:
             out.zero_()
             if lse is not None:
                 lse.fill_(-torch.inf)
+            return out, lse
+        at_q, at_k, at_v, at_of_q, at_of_kv = q.data_ptr(), k.data_ptr(), v.data_ptr(), of_q.data_ptr(), of_kv.data_ptr()
+        at_used_q = 0 if used_q is None else used_q.data_ptr()
+        at_used_kv = 0 if used_kv is None else used_kv.data_ptr()
+        others = [*map(_address, of_modifiers)] if of_modifiers else ()
+        if (at_q | at_k | at_v) % ALIGNMENT or not (at_q and at_k and at_v):
+            require_memory(q, k, v)
+        if not (at_of_q and at_of_kv and (at_used_q or used_q is None) and (at_used_kv or used_kv is None)) or 0 in others:
+            raise ArgumentError("cu_seqlens, seqused and tensors of modifiers must have storages that hold their elements; got one without")
+        at_lse = 0 if lse is None else lse.data_ptr()
+        enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), at_lse, at_of_q, at_of_kv, at_used_q, at_used_kv, *others)
         return out, lse
 
     return run
 
 
-untraced(_runner(0, torch.bfloat16, (0, 0, 0), (0, 0), None, ()))  # marks the code, which all that it returns share
+untraced(_runner(0, torch.bfloat16, (0, 0, 0), (0, 0), None))  # marks the code, which all that it returns share

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -18,9 +19,9 @@ from flashgen.codegen.workload import Workload
 
 from ..launch import packed_arguments
 from ..launch.arguments import check_options
-from ..launch.asked import asked, signature_of
+from ..launch.asked import asked
 from ..launch.packed_arguments import MOST_TOKENS, PackedTokens, check_packed_call, check_packed_traced, require_right_values
-from ..launch.packed_plan import PackedPlan, PackedRun
+from ..launch.packed_plan import OF_MODIFIERS, PackedPlan, PackedRun, PackedTensors
 from ..launch.private_names import knows_tensors, tensor_guard
 from ..launch.untraced import untraced
 from ..selection import loaded
@@ -38,67 +39,70 @@ _ARGUMENTS = (
 )
 LIBRARY.define(f"attention_varlen_output{_ARGUMENTS} -> Tensor out")
 LIBRARY.define(f"attention_varlen_forward{_ARGUMENTS} -> (Tensor out, Tensor lse)")
-_BOTH = (True, True)
 
 
 class PackedOptions(NamedTuple):
-    """What decides a plan beside tensors. has_seqused: of queries, and of keys."""
+    """What decides a plan beside tensors."""
 
     causal: bool
     scale: float | None
     max_seqlen_q: int | None
     max_seqlen_kv: int | None
-    has_seqused: tuple[bool, bool]
     modifiers: Given = NO_MODIFIERS
 
-    def tokens(self, tensors: Sequence[torch.Tensor]) -> PackedTokens:
-        """Of all tensors of a call, in the order of its operands."""
-        used = iter(tensors[5:])
-        used_q, used_kv = (next(used) if has else None for has in self.has_seqused)
-        return PackedTokens(tensors[3], tensors[4], used_q, used_kv, self.max_seqlen_q, self.max_seqlen_kv)
-
-    @property
-    def first_of_modifiers(self) -> int:
-        """Which of all tensors is the first of modifiers."""
-        return 5 + sum(self.has_seqused)
+    def tokens(self, tensors: PackedTensors) -> PackedTokens:
+        """Of a call's tensors."""
+        _, _, _, of_q, of_kv, used_q, used_kv, *_ = tensors
+        return PackedTokens(of_q, of_kv, used_q, used_kv, self.max_seqlen_q, self.max_seqlen_kv)
 
 
 class _Before:
-    """What ran a call, and what tells that another one has its signature: see `plans`."""
+    """What ran a call, and what tells that another one has its signature: see `plans`. distinct: the tensors that PyTorch's check sees."""
 
-    __slots__ = ("count", "fits", "generation", "options", "run")
+    __slots__ = ("count", "distinct", "fits", "generation", "options", "run", "twins")
 
-    def __init__(self, run: PackedRun, tensors: tuple[torch.Tensor, ...], options: PackedOptions) -> None:
-        different = _different(tensors, options)
-        self.run, self.options, self.count, self.generation = run, options, len(different), loaded.kernels.generation
-        self.fits = tensor_guard(different)
+    def __init__(self, run: PackedRun, tensors: PackedTensors, options: PackedOptions) -> None:
+        self.run, self.options, self.count, self.generation = run, options, len(tensors), loaded.kernels.generation
+        self.twins = of_keys, _, _, used = _twins(tensors)
+        # The check knows no tensor that is there twice.
+        excluded = [at for at, is_twin in ((4, of_keys), (6, used)) if is_twin]
+        there = [at for at, tensor in enumerate(tensors) if tensor is not None and at not in excluded]
+        self.distinct = itemgetter(*there)
+        self.fits = tensor_guard(self.distinct(tensors))
 
 
-def _different(tensors: tuple[torch.Tensor, ...], options: PackedOptions) -> tuple[torch.Tensor, ...]:
-    """Without what is of keys where it is that of queries as well: PyTorch's check knows no tensor that is there twice."""
-    if options.has_seqused == _BOTH and tensors[6] is tensors[5]:
-        tensors = (*tensors[:6], *tensors[7:])
-    return (*tensors[:4], *tensors[5:]) if tensors[4] is tensors[3] else tensors
+def _twins(tensors: PackedTensors) -> tuple[bool, bool, bool, bool]:
+    """Whether keys have the boundaries of queries, which used lengths are not there, and whether both are the same."""
+    _, _, _, of_q, of_kv, used_q, used_kv, *_ = tensors
+    return of_kv is of_q, used_q is None, used_kv is None, used_kv is used_q
 
 
 @untraced
-def packed_run_at_hand(tensors: tuple[torch.Tensor, ...], options: PackedOptions) -> PackedRun | None:
-    """What runs a call past the dispatcher, if that would do nothing but run it: see `plans.run_at_hand`. tensors: all that are there.
+def packed_run_at_hand(
+    tensors: PackedTensors,
+    causal: bool,
+    scale: float | None,
+    max_seqlen_q: int | None,
+    max_seqlen_kv: int | None,
+    modifiers: Given = NO_MODIFIERS,
+) -> PackedRun | None:
+    """What runs a call past the dispatcher, if that would do nothing but run it: see `plans.run_at_hand`.
 
     Where boundaries are checked there is none. Raises ArgumentError as `check_options` and `PackedPlan` do.
     """
     before: _Before | None = plans._LOCAL.before_packed
-    different = _different(tensors, options)
     if (
         before is not None
-        and before.count == len(different)
-        and before.options == options
-        and before.fits(*different)
+        and before.count == len(tensors)
+        and before.options == (causal, scale, max_seqlen_q, max_seqlen_kv, modifiers)
+        and before.twins == (tensors[4] is tensors[3], tensors[5] is None, tensors[6] is None, tensors[6] is tensors[5])
+        and before.fits(*before.distinct(tensors))
         and before.generation == loaded.kernels.generation
         and plans.no_modes()
-        and type(options.causal) is bool
+        and type(causal) is bool
     ):
         return before.run
+    options = PackedOptions(causal, scale, max_seqlen_q, max_seqlen_kv, modifiers)
     try:
         if packed_arguments.values_are_checked or not _is_plain(tensors) or not plans.nobody_listens():
             return None
@@ -109,23 +113,30 @@ def packed_run_at_hand(tensors: tuple[torch.Tensor, ...], options: PackedOptions
     if plan is None:
         if not all(tensor.is_cuda for tensor in tensors[:3]):
             return None
-        check_options(options.causal, options.scale, "bshd", False)
+        check_options(causal, scale, "bshd", False)
         return _new_plan(key, tensors, options).run
-    if knows_tensors and type(options.causal) is bool:
-        if plan.before is None and not any(tensor.requires_grad for tensor in tensors):
+    if knows_tensors and type(causal) is bool:
+        if plan.before is None and not any(tensor is not None and tensor.requires_grad for tensor in tensors):
             plan.before = _Before(plan.run, tensors, options)
         plans._LOCAL.before_packed = plan.before
     return plan.run
 
 
-def _is_plain(tensors: tuple[torch.Tensor, ...]) -> bool:
+def _is_plain(tensors: PackedTensors) -> bool:
     """Whether the dispatcher would do nothing with a call of these but hand it to the kernel."""
-    return not any(type(t) is not torch.Tensor or t.is_neg() or (t.requires_grad and torch.is_grad_enabled()) for t in tensors)
+    differentiates = torch.is_grad_enabled()
+    if any(tensor is None for tensor in tensors[:3]):
+        return False
+    for tensor in tensors:
+        if tensor is not None and (type(tensor) is not torch.Tensor or tensor.is_neg() or (differentiates and tensor.requires_grad)):
+            return False
+    return True
 
 
-def _signature(tensors: tuple[torch.Tensor, ...], options: PackedOptions) -> tuple[Any, ...]:
-    """What decides a plan."""
-    return (signature_of(tensors), options, loaded.kernels.generation)
+def _signature(tensors: PackedTensors, options: PackedOptions) -> tuple[Any, ...]:
+    """What decides a plan. Which tensors are not there options do not tell."""
+    of_tensors = tuple([None if t is None else (t.shape, t.stride(), t.dtype, t.device) for t in tensors])
+    return (of_tensors, options, loaded.kernels.generation)
 
 
 def _but_for_tokens(key: tuple[Any, ...]) -> tuple[Any, ...] | None:
@@ -140,10 +151,10 @@ def _but_for_tokens(key: tuple[Any, ...]) -> tuple[Any, ...] | None:
         if length is not None and not (type(length) is int and 0 <= length <= most):
             return None
     of_tokens = (*of_q[0][1:], *of_q[1:], *of_k[0][1:], *of_k[1:], *of_v[0][1:], *of_v[1:])
-    return of_tokens, tuple(others), options.causal, options.scale, options.has_seqused, options.modifiers, generation
+    return of_tokens, tuple(others), options.causal, options.scale, options.modifiers, generation
 
 
-def _new_plan(key: tuple[Any, ...], tensors: tuple[torch.Tensor, ...], options: PackedOptions) -> PackedPlan:
+def _new_plan(key: tuple[Any, ...], tensors: PackedTensors, options: PackedOptions) -> PackedPlan:
     """The plan for a signature that this thread has not met: made from one that differs in its tokens alone, if there is one."""
     alike: dict[tuple[Any, ...], PackedPlan] = plans._LOCAL.__dict__.setdefault("packed_but_for_tokens", {})
     but_for_tokens = _but_for_tokens(key)
@@ -162,23 +173,20 @@ def _plans() -> dict[tuple[Any, ...], PackedPlan]:
     return found
 
 
-def packed_plan_for(tensors: tuple[torch.Tensor, ...], options: PackedOptions) -> PackedPlan:
+def packed_plan_for(tensors: PackedTensors, options: PackedOptions) -> PackedPlan:
     """This thread's plan for the call's signature."""
     key = _signature(tensors, options)
     return _plans().get(key) or _new_plan(key, tensors, options)
 
 
-def packed_told(*arguments: Any) -> tuple[tuple[torch.Tensor, ...], PackedOptions]:
-    """All tensors, and the options, of what operators are told."""
-    q, k, v, cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_seqlen_q, max_seqlen_kv, causal, scale, *modified = arguments
+def packed_told(*arguments: Any) -> tuple[PackedTensors, PackedOptions]:
+    """The tensors, and the options, of what operators are told."""
+    max_seqlen_q, max_seqlen_kv, causal, scale, *modified = arguments[OF_MODIFIERS:]
     given, others = asked(*modified)
-    there = [tensor for tensor in (seqused_q, seqused_kv) if tensor is not None]
-    has_seqused = seqused_q is not None, seqused_kv is not None
-    options = PackedOptions(causal, scale, max_seqlen_q, max_seqlen_kv, has_seqused, given)
-    return (q, k, v, cu_seqlens_q, cu_seqlens_kv, *there, *others), options
+    return (*arguments[:OF_MODIFIERS], *others), PackedOptions(causal, scale, max_seqlen_q, max_seqlen_kv, given)
 
 
-def _checked(*arguments: Any) -> tuple[tuple[torch.Tensor, ...], PackedOptions]:
+def _checked(*arguments: Any) -> tuple[PackedTensors, PackedOptions]:
     tensors, options = packed_told(*arguments)
     if packed_arguments.values_are_checked:
         check_packed_call(*_checks(tensors, options))
@@ -186,10 +194,10 @@ def _checked(*arguments: Any) -> tuple[tuple[torch.Tensor, ...], PackedOptions]:
     return tensors, options
 
 
-def _checks(tensors: tuple[torch.Tensor, ...], options: PackedOptions) -> tuple[Any, ...]:
+def _checks(tensors: PackedTensors, options: PackedOptions) -> tuple[Any, ...]:
     """The arguments of `check_packed_call`."""
     q, k, v, *_ = tensors
-    return q, k, v, options.tokens(tensors), options.causal, options.scale, options.modifiers, tensors[options.first_of_modifiers :]
+    return q, k, v, options.tokens(tensors), options.causal, options.scale, options.modifiers, tensors[OF_MODIFIERS:]
 
 
 def _run_cuda(with_lse: bool, *arguments: Any) -> tuple[torch.Tensor, torch.Tensor | None]:

@@ -17,7 +17,7 @@ from ..launch.asked import asked, require_no_gradient, signature_of, tensor_name
 from ..launch.gradients import Gradients, usable
 from ..launch.packed_arguments import PackedTokens
 from ..launch.packed_gradients import PackedGradientPlan, check_packed_gradient_call
-from ..launch.packed_plan import PackedRun
+from ..launch.packed_plan import OF_MODIFIERS, PackedRun
 from ..launch.untraced import untraced
 from ..selection import loaded
 from . import plans
@@ -171,7 +171,7 @@ class _PastDispatcher(torch.autograd.Function):
     @staticmethod
     @untraced
     def forward(
-        ctx: Any, run: PackedRun, options: PackedOptions, deterministic: bool | None, told: tuple[Any, ...], *tensors: torch.Tensor
+        ctx: Any, run: PackedRun, options: PackedOptions, deterministic: bool | None, told: tuple[Any, ...], *tensors: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse = run(True, *tensors)
         assert lse is not None
@@ -192,7 +192,7 @@ class _PastDispatcher(torch.autograd.Function):
         plain = all(g is None or (type(g) is torch.Tensor and not g.is_neg()) for g in (d_out, d_lse))
         alone = plain and not torch.is_grad_enabled() and plans.nobody_listens()
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        others = tensors[options.first_of_modifiers :] or None
+        others = tensors[OF_MODIFIERS:] or None
         of_call = (*options.tokens(tensors), options.causal, options.scale, deterministic, *told, others)
         given = (*tensors[:3], out, lse, d_out, d_lse, *of_call)
         found = (_backward_on_gpu if alone else attention_varlen_backward)(*given)

@@ -167,7 +167,7 @@ def listed(kernel: str, lengths: Lengths) -> tuple[torch.Tensor, torch.Tensor, l
     spec = KERNELS[kernel].spec()
     tensors = drawn(spec, lengths)
     program = spec.family.program(spec.config, tensors.call(), device_of_target(spec.target))
-    buffers = {one.name: torch.full((one.bytes // 4,), -1, dtype=torch.int32) for one in program.buffers if one.name != "tile_counter"}
+    buffers = {one.name: torch.full((one.bytes // 4,), -1, dtype=torch.int32) for one in program.buffers}
     given = {operand.name: view_of(operand.name, tensors[operand.name], writable=True) for operand in tensors.operands}
     given |= {name: view_of(name, memory, writable=True) for name, memory in buffers.items()}
     emulated_kernel(spec).launch(Program(program.launches[:1]), given, EmulationOrder(), limits=LIMITS)
@@ -181,6 +181,7 @@ def test_the_list_has_every_tile_once_and_the_longest_sequence_last(lengths: Len
     expected = {(one.number, first) for one in sequences for first in range(0, one.queries.stop - one.queries.start, GENERIC.block_q)}
     found = [(int(batch), int(first)) for batch, first in tiles[:, :2]]
     assert len(found) == len(set(found)) == int(head[0])
+    assert int(head[4]) == 0, "claims so far"
     assert set(found) == expected
     for number, first_query, _, _, *rows in tiles.tolist():
         queries, keys = sequences[number].queries, sequences[number].keys
@@ -222,7 +223,7 @@ FAULTS = [
         "list.store_tile(of_lane.y + tile, {static_cast<int>(0)",
         "sm90-others",
     ),
-    fault_of("counter-not-left-0", "earlier_claims == work_tiles(p) - 1", "earlier_claims == work_tiles(p)", "sm90"),
+    fault_of("claims-begin-at-1", "at[1] = {0, 0, 0, 0};", "at[1] = {1, 0, 0, 0};", "sm90"),
     fault_of("no-wait-for-the-list", "griddepcontrol_wait();  // for the list", "// for the list", "sm90"),
     fault_of(
         "tile-not-waited-for",

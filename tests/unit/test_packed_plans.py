@@ -26,7 +26,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.launch import gpu, packed_arguments, packed_gradients, packed_plan
 from flashgen.launch.packed_arguments import PackedTokens
 from flashgen.launch.packed_gradients import PackedGradientPlan
-from flashgen.launch.packed_plan import PackedPlan
+from flashgen.launch.packed_plan import PackedPlan, PackedTensors
 from flashgen.launch.private_names import knows_tensors
 from flashgen.operators import packed, plans
 from flashgen.operators.packed import PackedOptions, packed_run_at_hand
@@ -36,8 +36,8 @@ from tools.call_overhead import ON, OnGpu
 
 ROOT = Path(__file__).parents[2]
 GPU = Gpu(0, find_device("h200"), "uuid", "580.1")
-MOST_CALLS = 46  # of Python functions for other tokens: 45 when this was written, of which 18 are of tensors that are made up
-Arguments = tuple[tuple[torch.Tensor, ...], PackedOptions]
+MOST_CALLS = 37  # of Python functions for other tokens: 36 when this was written, of which 13 are of tensors that are made up
+Arguments = tuple[PackedTensors, PackedOptions]
 USED = {"seqused_q": (True, False), "seqused_kv": (False, True)}
 
 
@@ -62,10 +62,9 @@ def given(kind: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor, 
     of_kv = tensor(a["tokens_v"] or a["tokens_kv"], a["heads_kv"], a["d_v"])
     tensors = [tensor(a["tokens_q"], a["heads"], a["d"]), tensor(a["tokens_kv"], a["heads_kv"], a["d"]), of_kv]
     ends = torch.tensor([0, *[5] * (a["batch"] - 1), 20][: a["batch"] + 1], dtype=torch.int32)
-    has_seqused = USED.get(a.get("used", ""), (False, False))
-    tensors += [ends, ends.clone(), *[ends[1:].clone() for has in has_seqused if has], *a.get("others", ())]
-    options = PackedOptions(causal, scale, a.get("max_q"), a.get("max_kv"), has_seqused, a.get("modifiers", NO_MODIFIERS))
-    return tuple(kind(tensor) for tensor in tensors), options
+    used = [ends[1:].clone() if has else None for has in USED.get(a.get("used", ""), (False, False))]
+    options = PackedOptions(causal, scale, a.get("max_q"), a.get("max_kv"), a.get("modifiers", NO_MODIFIERS))
+    return tuple(one if one is None else kind(one) for one in (*tensors, ends, ends.clone(), *used, *a.get("others", ()))), options
 
 
 DIFFERENT: dict[str, dict[str, Any]] = {
@@ -101,38 +100,43 @@ def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packed, "PackedPlan", lambda *_: SimpleNamespace(run=object(), call=None, before=None))
 
 
-def plan_of(tensors: tuple[torch.Tensor, ...], options: PackedOptions) -> Any:
+def plan_of(tensors: PackedTensors, options: PackedOptions) -> Any:
     """This thread's."""
     key = packed._signature(tensors, options)
     return packed._plans().get(key) or packed._new_plan(key, tensors, options)
 
 
+def at_hand(tensors: PackedTensors, options: PackedOptions) -> Any:
+    """What runs the call past the dispatcher."""
+    return packed_run_at_hand(tensors, *options)
+
+
 @pytest.mark.usefixtures("made_up")
 def test_a_call_that_differs_in_anything_has_a_plan_of_its_own() -> None:
     first = plan_of(*given())
-    assert packed_run_at_hand(*given()) is first.run, "other tensors of the same signature"
+    assert at_hand(*given()) is first.run, "other tensors of the same signature"
     made = [first]
     for what, changes in DIFFERENT.items():
-        assert packed_run_at_hand(*given(**changes)) is None, what
+        assert at_hand(*given(**changes)) is None, what
         plan = plan_of(*given(**changes))
         assert all(plan is not other for other in made), what
-        assert packed_run_at_hand(*given(**changes)) is plan.run, what
-        assert packed_run_at_hand(*given(**changes)) is plan.run, f"{what}, the call before"
+        assert at_hand(*given(**changes)) is plan.run, what
+        assert at_hand(*given(**changes)) is plan.run, f"{what}, the call before"
         made.append(plan)
-    assert packed_run_at_hand(*given()) is first.run
-    assert packed_run_at_hand(*given(batch=2)) is not first.run
+    assert at_hand(*given()) is first.run
+    assert at_hand(*given(batch=2)) is not first.run
 
 
 @pytest.mark.usefixtures("made_up")
 @pytest.mark.skipif(not knows_tensors, reason="this PyTorch has no guards that tell tensors apart")
 def test_a_call_like_the_one_before_is_known_by_one_look(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of(*given())
-    assert packed_run_at_hand(*given()) is plan.run
+    assert at_hand(*given()) is plan.run
     monkeypatch.setattr(packed, "_signature", None)
-    assert packed_run_at_hand(*given()) is plan.run
-    assert packed_run_at_hand(*given(tokens_q=21)) is None
+    assert at_hand(*given()) is plan.run
+    assert at_hand(*given(tokens_q=21)) is None
     tensors, options = given()
-    assert packed_run_at_hand(tensors, options._replace(causal=1)) is None, "no bool"  # type: ignore[arg-type]
+    assert at_hand(tensors, options._replace(causal=1)) is None, "no bool"  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("made_up")
@@ -140,8 +144,7 @@ def test_a_call_like_the_one_before_is_known_by_one_look(monkeypatch: pytest.Mon
 def test_keys_may_have_the_boundaries_of_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same tensors: as in self-attention, which must not take the longer way for that."""
     tensors, options = given(used="seqused_q")
-    options = options._replace(has_seqused=(True, True))
-    apart = (*tensors[:5], tensors[5], tensors[5].clone())
+    apart = (*tensors[:6], tensors[5].clone())
     same = (*tensors[:4], tensors[3], tensors[5], tensors[5])
     plan = plan_of(apart, options)
     assert plan_of(same, options) is plan
@@ -149,12 +152,12 @@ def test_keys_may_have_the_boundaries_of_queries(monkeypatch: pytest.MonkeyPatch
     for known, other in ((apart, same), (same, apart)):
         monkeypatch.setattr(packed, "_signature", signature)
         plan.before = None
-        assert packed_run_at_hand(known, options) is plan.run
-        assert packed_run_at_hand(other, options) is plan.run, "by the longer way"
+        assert at_hand(known, options) is plan.run
+        assert at_hand(other, options) is plan.run, "by the longer way"
         plan.before = None
-        assert packed_run_at_hand(known, options) is plan.run
+        assert at_hand(known, options) is plan.run
         monkeypatch.setattr(packed, "_signature", None)
-        assert packed_run_at_hand(known, options) is plan.run
+        assert at_hand(known, options) is plan.run
 
 
 class Logging(TorchDispatchMode):
@@ -167,22 +170,22 @@ def test_others_who_listen_get_the_call(monkeypatch: pytest.MonkeyPatch) -> None
     plan = plan_of(*given())
     tensors, options = given()
     for listening in (Logging, FakeTensorMode, lambda: torch.device("meta")):
-        assert packed_run_at_hand(tensors, options) is plan.run
+        assert at_hand(tensors, options) is plan.run
         with listening():
-            assert packed_run_at_hand(tensors, options) is None
+            assert at_hand(tensors, options) is None
     for at in range(3):
         changed = [*tensors]
         changed[at] = torch._neg_view(tensors[at])
-        assert packed_run_at_hand(tuple(changed), options) is None, "a negated view"
+        assert at_hand(tuple(changed), options) is None, "a negated view"
         changed[at] = torch.nn.Parameter(tensors[at], requires_grad=False)
-        assert packed_run_at_hand(tuple(changed), options) is None, "a subclass"
+        assert at_hand(tuple(changed), options) is None, "a subclass"
         changed[at] = tensors[at].clone().requires_grad_()
-        assert packed_run_at_hand(tuple(changed), options) is None, "one that needs a gradient"
+        assert at_hand(tuple(changed), options) is None, "one that needs a gradient"
         with torch.no_grad():
-            assert packed_run_at_hand(tuple(changed), options) is plan.run
-    assert packed_run_at_hand(tensors, options) is plan.run
+            assert at_hand(tuple(changed), options) is plan.run
+    assert at_hand(tensors, options) is plan.run
     monkeypatch.setattr(packed_arguments, "values_are_checked", True)
-    assert packed_run_at_hand(*given(tokens_q=21)) is None
+    assert at_hand(*given(tokens_q=21)) is None
 
 
 @pytest.mark.usefixtures("made_up")
@@ -190,9 +193,9 @@ def test_a_plan_is_made_anew_once_another_kernel_may_be_the_right_one(monkeypatc
     kernels = loaded.Kernels()
     monkeypatch.setattr(loaded, "kernels", kernels)
     first = plan_of(*given())
-    assert packed_run_at_hand(*given()) is first.run
+    assert at_hand(*given()) is first.run
     kernels.forget()
-    assert packed_run_at_hand(*given()) is None
+    assert at_hand(*given()) is None
     assert plan_of(*given()) is not first
 
 
@@ -245,7 +248,7 @@ def test_the_backward_pass_gets_addresses_in_the_order_of_its_operands(bound: li
     """With a modifier whose tensor has a gradient, which nobody asks for."""
     problem = Problem(Dtype.BF16, 16, 24, Mask.CAUSAL, "backward", False, ("sinks",), Sequences.PACKED)
     monkeypatch.setattr(packed_gradients, "problem_of", lambda *_: problem)
-    (q, k, v, of_q, of_kv), _ = given(OnGpu, causal=True)
+    (q, k, v, of_q, of_kv, *_), _ = given(OnGpu, causal=True)
     out, lse, sinks = (OnGpu(torch.zeros(shape)) for shape in ((20, 4, 24), (4, 20), (4,)))
     out = OnGpu(out.bfloat16())
     for d_lse in (None, OnGpu(torch.zeros(4, 20))):
@@ -275,7 +278,7 @@ def test_gradients_go_past_the_dispatcher(with_lse: bool, bound: list[Bound], mo
     """Forward and backward, with what the forward pass had; only for derivatives of tensors that need them."""
     monkeypatch.setattr(plans, "only_the_kernel", lambda *_: True)
     monkeypatch.setattr(torch.Tensor, "device", ON)
-    (q, k, v, of_q, of_kv, used), _ = given(OnGpu, causal=True, used="seqused_kv", max_kv=9)
+    (q, k, v, of_q, of_kv, _, used), _ = given(OnGpu, causal=True, used="seqused_kv", max_kv=9)
     q.requires_grad_()
     v.requires_grad_()
     arguments = (q, k, v, of_q, of_kv, None, used, None, 9, True, 0.3, False)
@@ -353,17 +356,34 @@ def test_checks_are_left_out_for_other_tokens_alone(bound: list[Bound], monkeypa
     assert isinstance(plan_of(*given(OnGpu)), PackedPlan)
 
 
-def test_other_tokens_take_little_python(bound: list[Bound]) -> None:
+def python_calls(call: Callable[[], object]) -> list[str]:
     """Counted, as times depend on the machine; what the family and the binding take is not in it."""
-    plan_of(*given(OnGpu))
-    tensors, options = given(OnGpu, tokens_q=33, tokens_kv=44, max_q=9)
-    found = []
-    sys.setprofile(lambda frame, event, argument: found.append(frame.f_code.co_qualname) if event == "call" else None)
+    found: list[str] = []
+    sys.setprofile(lambda frame, event, argument: found.append(frame.f_code.co_name) if event == "call" else None)
     try:
-        plan_of(tensors, options)
+        call()
     finally:
         sys.setprofile(None)
+    return found[1:]
+
+
+def test_other_tokens_take_little_python(bound: list[Bound]) -> None:
+    plan_of(*given(OnGpu))
+    tensors, options = given(OnGpu, tokens_q=33, tokens_kv=44, max_q=9)
+    found = python_calls(lambda: plan_of(tensors, options))
     assert len(found) <= MOST_CALLS, found
+
+
+@pytest.mark.skipif(not knows_tensors, reason="this PyTorch has no guards that tell tensors apart")
+def test_a_known_call_makes_no_calls_of_python_but_for_what_it_does(bound: list[Bound]) -> None:
+    tensors, options = given(used="seqused_q")
+    run = plan_of(*given(OnGpu, used="seqused_q")).run
+    plans.kept(packed._plans(), packed._signature(tensors, options), SimpleNamespace(run=run, call=None, before=None))  # type: ignore[misc]
+    assert at_hand(tensors, options) is run
+    arguments = (*options,)
+    assert python_calls(lambda: packed_run_at_hand(tensors, *arguments)) == ["packed_run_at_hand", "no_modes"]
+    made_up = ["<lambda>"] * 4  # the device's index, memory for out and for lse, the stream
+    assert python_calls(lambda: run(True, *tensors)) == ["run", *made_up, "enqueue"]
 
 
 def test_memory_that_is_gone_is_refused(bound: list[Bound]) -> None:
@@ -372,7 +392,7 @@ def test_memory_that_is_gone_is_refused(bound: list[Bound]) -> None:
     ends = torch.zeros(4, dtype=torch.int32)
     ends.untyped_storage().resize_(0)
     with pytest.raises(ArgumentError, match=r"^cu_seqlens, seqused and tensors of modifiers must have storages"):
-        plan.run(False, *tensors[:3], ends, tensors[4])
+        plan.run(False, *tensors[:3], ends, *tensors[4:])
     odd = torch.zeros(20 * 4 * 16 + 1, dtype=torch.bfloat16)[1:].view(20, 4, 16)
     with pytest.raises(ArgumentError, match=r"^q must begin at an address that is a multiple of 16 bytes; got one 2 past it"):
         plan.run(False, odd, *tensors[1:])

@@ -178,7 +178,7 @@ class AttentionForwardSm90(Family):
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
         first, buffers = packed.packed_launch(call, config.queries, int(values["l2_group_heads"]), device)
         launch = KernelLaunch(grid, values, forward_maps(config, call), overlaps=True)
-        return Program((first, launch), (*buffers, *(_TILE_COUNTER if config.dynamic else ())))
+        return Program((first, launch), buffers)
 
     def not_dominated(self, config: AttentionForwardSm90Config, workload: Workload) -> bool:
         """See Family. Packing more heads is for fewer tiles, by a tenth at least: their work is the same, and copies become smaller."""

@@ -57,7 +57,7 @@ struct PackedTile {
 // very end.
 struct WorkList {
     static constexpr int kTileWords = 8;
-    u32* words;                     // of the number of tiles, and then of each tile
+    u32* words;                     // of the number of tiles and of claims, and then of each tile
     int tiles;                      // their number
     u64 l2_group_tiles_reciprocal;  // for a division by the work tiles of an L2 group, see divide
 
@@ -69,9 +69,13 @@ struct WorkList {
         const uint4 head = *reinterpret_cast<const uint4*>(words);
         return {words, static_cast<int>(head.x), head.z | static_cast<u64>(head.w) << 32};
     }
+    // Claims of work tiles so far, of kernels that hand them out one after the other: 0 when these begin.
+    template <class Parameters>
+    __device__ __forceinline__ static u32* claims(const Parameters& p) { return p.work_list + kTileWords / 2; }
     __device__ __forceinline__ void store_length() const {
         const u32 low = static_cast<u32>(l2_group_tiles_reciprocal), high = static_cast<u32>(l2_group_tiles_reciprocal >> 32);
-        *reinterpret_cast<uint4*>(words) = {static_cast<u32>(tiles), 0, low, high};
+        uint4* at = reinterpret_cast<uint4*>(words);
+        at[0] = {static_cast<u32>(tiles), 0, low, high}, at[1] = {0, 0, 0, 0};
     }
     __device__ __forceinline__ uint4* tile_words(int index) const {
         return reinterpret_cast<uint4*>(words + (static_cast<i64>(index) + 1) * kTileWords);

@@ -156,10 +156,10 @@ template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (!Traits::kDynamic) return index + p.launched_blocks;
     // A claim publishes nothing else, so relaxed order would do, but atoms/ptx has no relaxed addition.
-    const int earlier_claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
 //% if packed
-    if (earlier_claims == work_tiles(p) - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
+    const int earlier_claims = static_cast<int>(atom_add_acq_rel_gpu(WorkList::claims(p), 1));  // of a list made for this launch
 //% else
+    const int earlier_claims = static_cast<int>(atom_add_acq_rel_gpu(p.tile_counter, 1));
     if (earlier_claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
 //% endif
     return earlier_claims + p.launched_blocks;
