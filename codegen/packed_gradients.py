@@ -23,7 +23,6 @@ from .packed import (
     most_key_tiles,
     most_tiles,
     packed_call_reasons,
-    packed_reasons,
     with_packed_files,
 )
 from .parameters import Parameter, ParameterBlock
@@ -51,13 +50,6 @@ _OF_DENSE = (
     *("work_tiles", "sum_tiles"),
 )
 _OF_SUMS = (Parameter("u64", "l2_group_queries_reciprocal"), Parameter("int", "l2_group_queries"))  # query heads of an L2 group
-
-
-def gradient_reasons(problem: Problem) -> list[str]:
-    """Why backward kernels that compute packed sequences do not compute these."""
-    if problem.is_packed and "sinks" in problem.modifiers:
-        return ["sinks must be without packed sequences: the kernel of their gradient knows dense ones alone"]
-    return packed_reasons(problem)
 
 
 def gradient_call_reasons(call: Call, queries: int, keys: int) -> list[str]:
@@ -101,6 +93,17 @@ def _packed_block(block: ParameterBlock, main: bool, sums: bool) -> ParameterBlo
     left = ParameterBlock(tuple(field for field in block.fields if field.name not in _OF_DENSE))
     lists = (*([LIST] if main else []), *([_QUERY_LIST] if sums else []))
     return left.with_fields(*lists, _TOKENS, *(_OF_SUMS if main and sums else ()))
+
+
+def tensor_gradient_block(block: ParameterBlock, problem: Problem) -> ParameterBlock:
+    """The same of a kernel for gradients of modifiers' tensors: where sequences are packed the list has what it goes over."""
+    return _of_listed(block) if problem.is_packed else block
+
+
+@cache
+def _of_listed(block: ParameterBlock) -> ParameterBlock:
+    left = ParameterBlock(tuple(field for field in block.fields if field.name not in ("batch", "heads_q", *_OF_DENSE)))
+    return left.with_fields(_QUERY_LIST, _TOKENS)
 
 
 def gradient_sequences(problem: Problem) -> tuple[KernelText, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from .gradient_kernel import GradientKernel
 from .modifier import collects_gradients, modifier_named
 from .operands import Call
+from .packed_gradients import tensor_gradient_block
 from .problem import Problem
 from .program import BlockResources, Buffer, KernelLaunch, KernelText
 
@@ -19,7 +20,10 @@ def _with_gradients(problem: Problem) -> list[tuple[str, GradientKernel]]:
 
 def gradient_kernels(problem: Problem) -> tuple[KernelText, ...]:
     """Those of a problem's modifiers, in the order of their names."""
-    return tuple(KernelText(kernel.parameters, kernel.suffix, kernel.struct) for _, kernel in _with_gradients(problem))
+    return tuple(
+        KernelText(tensor_gradient_block(kernel.parameters, problem), kernel.suffix, kernel.struct)
+        for _, kernel in _with_gradients(problem)
+    )
 
 
 def gradient_resources(problem: Problem) -> Mapping[str, BlockResources]:
@@ -33,11 +37,15 @@ def gradient_launches(call: Call, buffers: tuple[Buffer, ...]) -> tuple[KernelLa
     rows: that each head has in it, whole query tiles
     """
     w, launches = call.workload, []
+    heads = w.heads_q * (1 if call.problem.is_packed else w.batch)
     for name, kernel in _with_gradients(call.problem):
         if not all(operand.name in call.views for operand in modifier_named(name).gradients(call.problem)):
             continue
-        rows = next(buffer.bytes for buffer in buffers if buffer.name == "row_delta") // (4 * w.batch * w.heads_q)
+        rows = next(buffer.bytes for buffer in buffers if buffer.name == "row_delta") // (4 * heads)
         blocks, values = modifier_named(name).gradient_values(call, rows)
+        if call.problem.is_packed:
+            fields = tensor_gradient_block(kernel.parameters, call.problem).values
+            values = {field.name: {**values, "tokens_q": w.tokens_q}[field.name] for field in fields}
         launches.append(KernelLaunch(max(1, blocks), values, suffix=kernel.suffix))
     return tuple(launches)
 

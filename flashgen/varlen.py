@@ -133,8 +133,8 @@ def attention_varlen(
     [heads_q, tokens]. Tokens of q that no sequence uses have out 0 and an lse of -inf, as a query without keys has.
 
     deterministic: as `flashgen.attention` has it
-    Out and lse have gradients, which autograd gives, not torch.func; those of tokens that no sequence uses are 0, and sinks have none here
-    yet. Asking for a second derivative, or a forward-mode one, raises FlashgenError. Boundaries that are wrong (below 0, beyond the tokens,
+    Out and lse have gradients, by q, k, v and sinks, which autograd gives, not torch.func; those of tokens that no sequence uses are 0.
+    Asking for a second derivative, or a forward-mode one, raises FlashgenError. Boundaries that are wrong (below 0, beyond the tokens,
     falling) make out wrong, but nothing outside of the tensors is read or written; with FLASHGEN_CHECK_SEQUENCES=1 in the environment when
     flashgen is imported, each call waits for the device and raises ArgumentError for the first that is wrong. Nothing else waits for the
     device, and a CUDA graph may be replayed with other boundaries. Raises as `flashgen.attention` does.

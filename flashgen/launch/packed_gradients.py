@@ -15,7 +15,7 @@ from flashgen.codegen.problem import Pass, Sequences
 
 from . import gpu
 from .arguments import ALIGNMENT, problem_of, require_dense, require_memory
-from .asked import tensor_strides
+from .asked import have_gradients, tensor_strides
 from .bound import BoundCall
 from .gradients import Gradients
 from .packed_arguments import PackedTokens, check_packed_call, packed_workload
@@ -71,22 +71,28 @@ def packed_gradient_call(
     deterministic: bool,
     modifiers: Given = NO_MODIFIERS,
     tensors: Sequence[torch.Tensor] = (),
+    of_tensors: bool = False,
 ) -> Call:
-    """The call of these tensors, which have passed `check_packed_gradient_call`; gradients are dense, and there are none of modifiers'."""
+    """The call of these tensors, which have passed `check_packed_gradient_call`; gradients are dense.
+
+    of_tensors: whether it has gradients of modifiers' tensors, too
+    """
     problem = problem_of(q, v, causal, Pass.BACKWARD.value, deterministic, modifiers, Sequences.PACKED)
     given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out}
     strides: dict[str, tuple[int, ...]] = {name: token_strides(tensor.shape, tensor.stride()) for name, tensor in given.items()}
     strides |= {f"d_{name}": token_strides(given[name].shape, dense(tuple(given[name].shape))) for name in ("q", "k", "v")}
     strides |= tensor_strides(problem, tensors) if tensors else {}
     call = attention_call(problem, packed_workload(q, k, tokens, modifiers), strides, scale, modifiers.numbers)
+    if of_tensors:
+        return call
     absent = {operand.name for operand in modifier_gradients(problem)}
     return call._replace(views={name: view for name, view in call.views.items() if name not in absent})
 
 
 def all_are_zero(call: Call) -> bool:
-    """Whether all gradients are 0, because there is no sequence, or no query or no key."""
+    """Whether all gradients are 0, because there is no sequence, no query, or no key or anything else that has a gradient."""
     w = call.workload
-    return not (w.batch and w.heads_q and w.tokens_q and w.tokens_kv)
+    return not (w.batch and w.heads_q and w.tokens_q and (w.tokens_kv or modifier_gradients(call.problem)))
 
 
 class PackedGradientPlan:
@@ -107,14 +113,17 @@ class PackedGradientPlan:
         deterministic: bool,
         modifiers: Given = NO_MODIFIERS,
         tensors: Sequence[torch.Tensor] = (),
+        of_tensors: bool = False,
     ) -> None:
-        """Checks the arguments and binds the selection's kernel."""
+        """Checks the arguments and binds the selection's kernel. of_tensors: whether gradients of modifiers' tensors are given, too."""
         check_packed_gradient_call(q, k, v, out, lse, d_out, d_lse, tokens, causal, scale, deterministic, modifiers, tensors)
         on = gpu.gpu_of(q)
-        call = packed_gradient_call(q, k, v, out, d_out, tokens, causal, scale, deterministic, modifiers, tensors)
+        call = packed_gradient_call(q, k, v, out, d_out, tokens, causal, scale, deterministic, modifiers, tensors, of_tensors)
         self.index = q.device.index
-        self.shapes = tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in (q, k, v))
-        self.unwanted = (0,) * len(modifier_gradients(call.problem))
+        having = [tensor for tensor, has in zip(tensors, have_gradients(modifiers.names), strict=True) if has]
+        wanted = (q, k, v, *having) if of_tensors else (q, k, v)
+        self.shapes = tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in wanted)
+        self.unwanted = () if of_tensors else (0,) * len(having)
         self.bound: BoundCall | None = None
         if not all_are_zero(call):
             self.bound = gpu.bind_chosen(call, on)
@@ -142,7 +151,7 @@ class PackedGradientPlan:
         found = tuple(gpu.empty_strided(*each) for each in self.shapes)
         if any(t.data_ptr() % ALIGNMENT or not t.data_ptr() for t in (q, k, v, out, d_out)):
             require_memory(q, k, v, out=out, d_out=d_out)
-        given = (q, k, v, out, lse, d_out, d_lse, *found, *tokens[:4], *tensors)
+        given = (q, k, v, out, lse, d_out, d_lse, *found[:3], *tokens[:4], *tensors, *found[3:])
         addresses = [0 if tensor is None else tensor.data_ptr() for tensor in given]
         self.bound.enqueue(gpu.current_stream(self.index), *addresses, *self.unwanted)
         return found

@@ -130,19 +130,24 @@ def packed_gradients_on_cpu(
     deterministic: bool,
     modifiers: Given = NO_MODIFIERS,
     others: Sequence[torch.Tensor] = (),
+    of_tensors: bool = False,
 ) -> Gradients:
-    """Gradients of packed CPU tensors that have passed `check_packed_gradient_call`, by the default kernel."""
+    """Gradients of packed CPU tensors that have passed `check_packed_gradient_call`, by the default kernel. of_tensors: see above."""
     arguments.require_memory(q, k, v, out=out, d_out=d_out)
-    call = packed_gradient_call(q, k, v, out, d_out, tokens, causal, scale, deterministic, modifiers, others)
+    call = packed_gradient_call(q, k, v, out, d_out, tokens, causal, scale, deterministic, modifiers, others, of_tensors)
     d_q, d_k, d_v = (torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
+    having = (tensor for tensor, has in zip(others, have_gradients(modifiers.names), strict=True) if has)
+    of_others = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in having] if of_tensors else []
     if not all_are_zero(call):
         named = {"q": q, "k": k, "v": v, "out": out, "lse": lse, "d_out": d_out, "d_lse": d_lse, "d_q": d_q, "d_k": d_k, "d_v": d_v}
         named |= dict(zip(PackedTokens._fields[:4], tokens[:4], strict=True))
         given = {name: tensor for name, tensor in named.items() if tensor is not None}
         given |= expanded(modifier_operands(call.problem), call.problem, call.workload, others)
+        if of_tensors:
+            given |= expanded(modifier_gradients(call.problem), call.problem, call.workload, of_others)
         excluded = excluded_families(call, find_target(cpu.ARCHITECTURE))
         cpu.run_on_cpu(_default_kernel(call.problem, excluded), Tensors(call.problem, call.workload, given), call.scalars)
-    return d_q, d_k, d_v
+    return d_q, d_k, d_v, *of_others
 
 
 @cache

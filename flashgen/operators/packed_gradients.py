@@ -1,11 +1,12 @@
-"""Gradients of packed sequences: the operators `flashgen::attention_varlen_backward` and `flashgen::attention_varlen`, which has autograd.
+"""Gradients of packed sequences: the operator `flashgen::attention_varlen`, which has autograd, and those of the backward pass.
 
-Gradients of modifiers' tensors are refused by name, and so are second derivatives and the transforms of torch.func.
+`flashgen::attention_varlen_backward` gives those of q, k and v, `flashgen::attention_varlen_tensors_backward` of modifiers' tensors, too.
+Second derivatives and the transforms of torch.func are refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -13,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.utils.flop_counter import register_flop_formula
 
 from ..launch import packed_arguments
-from ..launch.asked import asked, require_no_gradient, signature_of, tensor_names
+from ..launch.asked import asked, have_gradients, names_with_gradients, require_gradients, signature_of
 from ..launch.gradients import Gradients, usable
 from ..launch.packed_arguments import PackedTokens
 from ..launch.packed_gradients import PackedGradientPlan, check_packed_gradient_call
@@ -44,9 +45,11 @@ _BACKWARD = (
 )
 LIBRARY.define(f"attention_varlen{_FORWARD} -> (Tensor out, Tensor lse)")
 LIBRARY.define(f"attention_varlen_backward{_BACKWARD} -> (Tensor d_q, Tensor d_k, Tensor d_v)")
+LIBRARY.define(f"attention_varlen_tensors_backward{_BACKWARD} -> Tensor[] gradients")
 _OTHERS, _BACKWARD_OTHERS = 15, 19  # arguments of the operators before their modifiers' tensors
 attention_varlen = torch.ops.flashgen.attention_varlen.default
 attention_varlen_backward = torch.ops.flashgen.attention_varlen_backward.default
+attention_varlen_tensors_backward = torch.ops.flashgen.attention_varlen_tensors_backward.default
 
 
 def _without_deterministic(arguments: Sequence[Any]) -> tuple[Any, ...]:
@@ -78,38 +81,48 @@ def _usable(given: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 @untraced
-def _backward_on_gpu(*arguments: Any) -> Gradients:
+def _backward_on_gpu(*arguments: Any, of_tensors: bool = False) -> Gradients:
+    """of_tensors: whether gradients of modifiers' tensors are asked for, behind the others."""
     given = _usable(_decided(arguments))
-    return _plan_for(*given)(*given[:8], *given[12])
+    return _plan_for(of_tensors, *given)(*given[:8], *given[12])
 
 
-def _plan_for(*given: Any) -> PackedGradientPlan:
+def _plan_for(of_tensors: bool, *given: Any) -> PackedGradientPlan:
     """This thread's."""
     known: dict[tuple[Any, ...], PackedGradientPlan] = plans._LOCAL.__dict__.setdefault("packed_gradient_plans", {})
     tokens: PackedTokens = given[7]
     there = tuple(tensor is not None for tensor in (*given[:7], *tokens[:4]))
     tensors = [tensor for tensor in (*given[:7], *tokens[:4], *given[12]) if tensor is not None]
-    key = (signature_of(tensors), there, *tokens[4:], *given[8:12], loaded.kernels.generation)
-    return known.get(key) or plans.kept(known, key, PackedGradientPlan(*given))
+    key = (signature_of(tensors), there, *tokens[4:], *given[8:12], of_tensors, loaded.kernels.generation)
+    return known.get(key) or plans.kept(known, key, PackedGradientPlan(*(*given, of_tensors)))
 
 
 @untraced
-def _backward_elsewhere(*arguments: Any) -> Gradients:
+def _backward_elsewhere(*arguments: Any, of_tensors: bool = False) -> Gradients:
     given = _decided(arguments)
     check_packed_gradient_call(*given)
     cpu_is_allowed(given[0])
     from . import cpu
 
-    return cpu.packed_gradients_on_cpu(*_usable(given))
+    return cpu.packed_gradients_on_cpu(*(*_usable(given), of_tensors))
 
 
-def _backward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Gradients:
-    check_packed_gradient_call(*_decided((q, k, v, *rest)))
-    return tuple(tensor.new_empty(tensor.shape) for tensor in (q, k, v))
+def _backward_fake(*arguments: Any, of_tensors: bool = False) -> Gradients:
+    given = _decided(arguments)
+    check_packed_gradient_call(*given)
+    having = (tensor for tensor, has in zip(given[12], have_gradients(given[11].names), strict=True) if has and of_tensors)
+    return tuple(tensor.new_empty(tensor.shape) for tensor in (*given[:3], *having))
+
+
+def _with_tensors(backward: Callable[..., Gradients]) -> Callable[..., list[torch.Tensor]]:
+    """The same as the other operator gives them."""
+    return untraced(lambda *arguments: list(backward(*arguments, of_tensors=True)))
 
 
 register_packed("attention_varlen", _forward, _forward, _forward_fake)
-register_packed("attention_varlen_backward", _backward_on_gpu, _backward_elsewhere, _backward_fake)
+_BACKWARD_IMPLEMENTATIONS = (_backward_on_gpu, _backward_elsewhere, _backward_fake)
+register_packed("attention_varlen_backward", *_BACKWARD_IMPLEMENTATIONS)
+register_packed("attention_varlen_tensors_backward", *map(_with_tensors, _BACKWARD_IMPLEMENTATIONS))
 
 
 @register_flop_formula(torch.ops.flashgen.attention_varlen)
@@ -117,9 +130,27 @@ def _flops(*arguments: Any, **_: Any) -> int:
     return flops_of_packed("forward", *_without_deterministic(arguments))
 
 
-@register_flop_formula(torch.ops.flashgen.attention_varlen_backward)
+@register_flop_formula([torch.ops.flashgen.attention_varlen_backward, torch.ops.flashgen.attention_varlen_tensors_backward])
 def _backward_flops(*arguments: Any, **_: Any) -> int:
     return flops_of_packed("backward", *_without_deterministic((*arguments[:3], *arguments[7:])))
+
+
+def _gradients(alone: bool, needed: Sequence[bool], given: Sequence[Any], told: Sequence[Any], others: Sequence[torch.Tensor]) -> list[Any]:
+    """Those of q, k and v, and of `others`, the tensors of modifiers, where they are `needed`; None for the rest.
+
+    alone: whether to go past the dispatcher; given: what the operators take before they are `told` of modifiers: names, sizes, numbers
+    """
+    (names, sizes, numbers), of_tensors = told, any(needed[3:])
+    if of_tensors:
+        names = names_with_gradients(names, tuple(needed[3:]))
+    arguments = (*given, names, sizes, numbers, list(others) or None)
+    if alone:
+        found = _backward_on_gpu(*arguments, of_tensors=of_tensors)
+    else:
+        found = (attention_varlen_tensors_backward if of_tensors else attention_varlen_backward)(*arguments)
+    having = have_gradients(asked(names, sizes, numbers, others)[0].names) if of_tensors else (False,) * len(others)
+    left = iter(found)
+    return [one if need else None for one, need in zip((next(left) if has else None for has in (True,) * 3 + having), needed, strict=True)]
 
 
 class _Packed(torch.autograd.Function):
@@ -139,14 +170,13 @@ class _Packed(torch.autograd.Function):
     @untraced
     def backward(ctx: Any, d_out: torch.Tensor | None, d_lse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, lse, *saved = ctx.saved_tensors
-        count = len(ctx.needs_input_grad) - 3
+        needed = ctx.needs_input_grad
         if d_out is None and d_lse is None:
-            return (None,) * (3 + count)
+            return (None,) * len(needed)
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        options = (*saved[:4], *ctx.options)
-        found = attention_varlen_backward(q, k, v, out, lse, d_out, d_lse, *options, list(saved[4:]) or None)
-        wanted = (gradient if need else None for gradient, need in zip(found, ctx.needs_input_grad, strict=False))
-        return (*wanted, *(None,) * count)
+        given = (q, k, v, out, lse, d_out, d_lse, *saved[:4], *ctx.options[:-3])
+        found = _gradients(False, (*needed[:3], *needed[_OTHERS:]), given, ctx.options[-3:], saved[4:])
+        return (*found[:3], *(None,) * (_OTHERS - 3), *found[3:])
 
 
 @untraced
@@ -161,7 +191,7 @@ def _autograd(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
         raise NoDerivativeError(NO_TRANSFORM)
     if others:
         names, sizes, numbers = given[_OTHERS - 3 : _OTHERS]
-        _require_no_gradients(asked(names, sizes, numbers, others)[0].names, others)
+        require_gradients(asked(names, sizes, numbers, others)[0].names, others)
     return _Packed.apply(*given)  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -185,19 +215,16 @@ class _PastDispatcher(torch.autograd.Function):
     def backward(ctx: Any, d_out: torch.Tensor | None, d_lse: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         *tensors, out, lse = ctx.saved_tensors
         options, deterministic, told = ctx.options
-        count = len(tensors) - 3
+        needed = ctx.needs_input_grad[4:]
         if d_out is None and d_lse is None:
-            return (None,) * (7 + count)
+            return (None,) * (4 + len(needed))
         # Gradients are enabled where a second derivative may be asked for; a negated view is one that the dispatcher negates first.
         plain = all(g is None or (type(g) is torch.Tensor and not g.is_neg()) for g in (d_out, d_lse))
         alone = plain and not torch.is_grad_enabled() and plans.nobody_listens()
         d_out = torch.zeros_like(out) if d_out is None else d_out
-        others = tensors[OF_MODIFIERS:] or None
-        of_call = (*options.tokens(tensors), options.causal, options.scale, deterministic, *told, others)
-        given = (*tensors[:3], out, lse, d_out, d_lse, *of_call)
-        found = (_backward_on_gpu if alone else attention_varlen_backward)(*given)
-        needed = ctx.needs_input_grad[4:7]
-        return (None,) * 4 + tuple(one if need else None for one, need in zip(found, needed, strict=True)) + (None,) * count
+        given = (*tensors[:3], out, lse, d_out, d_lse, *options.tokens(tensors), options.causal, options.scale, deterministic)
+        found = _gradients(alone, (*needed[:3], *needed[OF_MODIFIERS:]), given, told, tensors[OF_MODIFIERS:])
+        return (None,) * 4 + (*found[:3], *(None,) * (OF_MODIFIERS - 3), *found[3:])
 
 
 @untraced
@@ -210,14 +237,9 @@ def differentiable_varlen(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     if not plans.only_the_kernel(*given[:3], *[tensor for tensor in (*given[3:7], *others) if tensor is not None]):
         return attention_varlen(*arguments)  # type: ignore[no-any-return]
     tensors, options = packed_told(*_without_deterministic(arguments))
-    _require_no_gradients(options.modifiers.names, others)
+    require_gradients(options.modifiers.names, others)
     run = packed_plan_for(tensors, options).run
     return _PastDispatcher.apply(run, options, given[11], given[_OTHERS - 3 : _OTHERS], *tensors)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _require_no_gradients(names: tuple[str, ...], tensors: Sequence[torch.Tensor]) -> None:
-    for name, tensor in zip(tensor_names(names), tensors, strict=True):
-        require_no_gradient(name, tensor)
 
 
 class _BelowAutograd(torch.autograd.Function):
@@ -225,9 +247,9 @@ class _BelowAutograd(torch.autograd.Function):
 
     @staticmethod
     @untraced
-    def forward(ctx: Any, *arguments: Any) -> Gradients:
+    def forward(ctx: Any, operator: Any, *arguments: Any) -> Gradients:
         with torch._C._AutoDispatchBelowAutograd():
-            return tuple(attention_varlen_backward(*listed(arguments, _BACKWARD_OTHERS)))
+            return tuple(operator(*listed(arguments, _BACKWARD_OTHERS)))
 
     @staticmethod
     @untraced
@@ -236,12 +258,17 @@ class _BelowAutograd(torch.autograd.Function):
 
 
 @untraced
-def _second_autograd(*arguments: Any) -> Gradients:
+def _second_autograd(operator: Any, *arguments: Any) -> Any:
     if not (torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in arguments[:7])):
         with torch._C._AutoDispatchBelowAutograd():
-            return attention_varlen_backward(*arguments)  # type: ignore[no-any-return]
-    return _BelowAutograd.apply(*flat(arguments, _BACKWARD_OTHERS))  # type: ignore[no-any-return, no-untyped-call]
+            return operator(*arguments)
+    return _BelowAutograd.apply(operator, *flat(arguments, _BACKWARD_OTHERS))  # type: ignore[no-untyped-call]
 
 
 LIBRARY.impl("attention_varlen", _autograd, "Autograd")
-LIBRARY.impl("attention_varlen_backward", _second_autograd, "Autograd")
+LIBRARY.impl("attention_varlen_backward", untraced(lambda *given: _second_autograd(attention_varlen_backward, *given)), "Autograd")
+LIBRARY.impl(
+    "attention_varlen_tensors_backward",
+    untraced(lambda *given: list(_second_autograd(attention_varlen_tensors_backward, *given))),
+    "Autograd",
+)

@@ -287,7 +287,7 @@ FAULTS = [
     fault("scaled", "fmaf(-origin.row_max, ln2_hi, sink)", "fmaf(-origin.row_max, ln2_hi, sink * unit)", "sinks-sm90"),
     fault("wrong-heads-sink", "sinks[head + (row + 8) % kPackGqa]", "sinks[head + row % kPackGqa]", "sinks-packed"),
     fault("wrong-heads-sink", "(batch) * p.heads_q + head", "(batch) * p.heads_q", "backward-sinks"),
-    fault("no-probability", "fmaf(-probability, row_delta[row], -compensation)", "-row_delta[row] - compensation", "backward-sinks-sm90"),
+    fault("no-probability", "fmaf(-probability, row_delta, -compensation)", "-row_delta - compensation", "backward-sinks-sm90"),
     fault("one-row-left-out", "row < p.len_q; row += kThreads", "row < p.len_q - 1; row += kThreads", "backward-sinks-persistent"),
     fault("not-in-units-of-scores", "batch, head, query, key), per_unit, s)", "batch, head, query, key), 1.0f, s)", "traced"),
     fault("inverted", "<u32>(tiles.visible_beside", "<u32>(!tiles.visible_beside", "backward-traced"),

@@ -49,6 +49,9 @@ KERNELS = {
     "sm90-others": Packed("attention_backward_sm90", 64, Mask.FULL, False, OTHERS, HOPPER),
     "persistent": Packed("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, (), PERSISTENT),
     "persistent-wide": Packed("attention_backward_persistent_sm90", 128, Mask.FULL, False, ("alibi",), PERSISTENT),
+    "generic-sinks": Packed("attention_backward", 64, Mask.CAUSAL, True, ("sinks", "window"), GENERIC),
+    "sm90-sinks": Packed("attention_backward_sm90", 64, Mask.FULL, False, ("sinks",), HOPPER),
+    "persistent-sinks": Packed("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("sinks",), PERSISTENT),
     "persistent-window": Packed("attention_backward_persistent_sm90", 72, Mask.CAUSAL, False, ("prefix_len", "window")),
 }
 FIRST = ("generic", "sm90", "persistent")
@@ -245,6 +248,15 @@ FAULTS = [
     fault_of("rounded-before-all-have-added", "while (ld_acquire_gpu(added) != key_tiles) {}", "", "persistent"),
     fault_of("one-sum-not-rounded", "exists = tile < list.tiles * p.heads_q;", "exists = tile + 1 < list.tiles * p.heads_q;", "persistent"),
     fault_of("rows-lost-on-the-way", "store_shared_v4(memory + 48, work.rows.vector());", "", "persistent"),
+    fault_of("last-tile-without-a-sink", "i < tiles; i += kThreads / 32", "i + 1 < tiles; i += kThreads / 32", "generic-sinks"),
+    fault_of("delta-of-the-first-sequence", "sequences.first_tile(listed.batch, head) * kBlockQ", "head * p.rows", "sm90-sinks"),
+    fault_of(
+        "lse-of-the-first-tile",
+        "sequences.lse_offset(listed.batch, head) + listed.first_row",
+        "sequences.lse_offset(0, head)",
+        "sm90-sinks",
+    ),
+    fault_of("neighbours-rows-with-a-sink", "min(kBlockQ, listed.rows.len_q - listed.first_row)", "kBlockQ", "persistent-sinks"),
     fault_of("semaphores-not-cleared", "clear_semaphores<1>(p.d_q_semaphores + block_index());", "", "sm90-ordered"),
     fault_of("turn-by-another-length", "work.first_key / kBlockKv, work.rows.len_q)", "work.first_key / kBlockKv, 1)", "sm90-ordered"),
 ]

@@ -102,17 +102,73 @@ def test_nested_tensors() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("with_lse", [False, True])
-def test_gradients(with_lse: bool) -> None:
-    case = replace(CASE, problem=replace(CASE.problem, operation="backward"))
+@pytest.mark.parametrize("learned", [(), ("sinks",)])
+def test_gradients(with_lse: bool, learned: tuple[str, ...]) -> None:
+    case = replace(CASE, problem=replace(CASE.problem, operation="backward", modifiers=learned))
     tensors = case.make("cpu")
     given = {name: tensor for name, tensor in keywords(case, tensors).items() if not name.startswith("d_")}
-    leaves = [given.pop(name).detach().requires_grad_() for name in "qkv"]
-    out, lse = flashgen.attention_varlen(leaves[0], leaves[1], leaves[2], **given, return_lse=True)
+    leaves = {name: given.pop(name).detach().requires_grad_() for name in ("q", "k", "v", *learned)}
+    out, lse = flashgen.attention_varlen(**leaves, **given, return_lse=True)
     into = [(out, tensors["d_out"].nan_to_num()), *([(lse, torch.randn(lse.shape))] if with_lse else [])]
-    for name, gradient in zip(
-        ("d_q", "d_k", "d_v"), torch.autograd.grad([one for one, _ in into], leaves, [d for _, d in into]), strict=True
-    ):
-        tensors[name].copy_(gradient)
+    found = torch.autograd.grad([one for one, _ in into], [*leaves.values()], [d for _, d in into])
+    for name, gradient in zip(leaves, found, strict=True):
+        tensors[f"d_{name}"].copy_(gradient)
     by_name = {name: tensor for name, tensor in tensors.items() if name != "d_lse"}
     made = Tensors(case.problem, case.workload, {**by_name, **({"d_lse": into[1][1]} if with_lse else {})})
     assert case.judge(made).ok
+
+
+SINKS = replace(CASE, problem=replace(CASE.problem, modifiers=("sinks",)), seed=9)
+
+
+def with_gradients(of: tuple[str, ...], call: Any = flashgen.attention_varlen, **leaf_options: Any) -> list[torch.Tensor]:
+    """Those of a sum of out and lse where sinks join."""
+    tensors = SINKS.make("cpu")
+    given = keywords(SINKS, tensors)
+    leaves = {name: given[name].detach().nan_to_num().to(**(leaf_options if name == "sinks" else {})) for name in ("q", "k", "v", "sinks")}
+    for name in of:
+        leaves[name].requires_grad_()
+    out, lse = call(**{**given, **leaves}, return_lse=True)
+    total = out.float().sum() + lse[lse.isfinite()].sum()
+    return [*torch.autograd.grad(total, [leaves[name] for name in of])]
+
+
+@pytest.mark.slow
+def test_sinks_have_gradients_alone_and_beside_others_and_in_other_types() -> None:
+    every = with_gradients(("q", "k", "v", "sinks"))
+    assert every[3].any()
+    assert with_gradients(("sinks",))[0].equal(every[3])
+    assert with_gradients(("v",))[0].equal(every[2])
+    call: Any = torch.compile(flashgen.attention_varlen, fullgraph=True, backend="aot_eager")
+    for one, wanted in zip(with_gradients(("q", "k", "v", "sinks"), call), every, strict=True):
+        assert one.equal(wanted)
+    (of_16_bits,) = with_gradients(("sinks",), dtype=torch.bfloat16)
+    assert of_16_bits.dtype == torch.bfloat16
+    torch.testing.assert_close(of_16_bits.float(), every[3], rtol=0.05, atol=0.05)
+
+
+@pytest.mark.slow
+def test_the_operator_with_gradients_of_tensors_passes_pytorchs_check() -> None:
+    tensors = replace(SINKS, problem=replace(SINKS.problem, operation="backward")).make("cpu")
+    names = ("q", "k", "v", "out", "lse", "d_out", "d_lse", "cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv")
+    given = [tensors[name].nan_to_num() if tensors[name].is_floating_point() else tensors[name] for name in names]
+    more: tuple[Any, ...] = (30, None, True, 0.3, False, "sinks", [], [], [tensors["sinks"]])
+    torch.library.opcheck(torch.ops.flashgen.attention_varlen_tensors_backward.default, (*given, *more))
+
+
+def test_others_have_no_gradients() -> None:
+    tensors = ALIBI.make("cpu")
+    given = keywords(ALIBI, tensors)
+    given["alibi_slopes"].requires_grad_()
+    with pytest.raises(flashgen.ArgumentError, match="alibi_slopes must not require grad"):
+        flashgen.attention_varlen(**given)
+
+
+def test_sinks_without_keys_have_gradients_of_lse() -> None:
+    """Each row's is that of its sink."""
+    q, k, sinks = torch.zeros(9, 4, 16, dtype=torch.bfloat16), torch.zeros(0, 2, 16, dtype=torch.bfloat16), torch.zeros(4)
+    ends, nothing = torch.tensor([0, 4, 7], dtype=torch.int32), torch.zeros(3, dtype=torch.int32)
+    sinks.requires_grad_()
+    _, lse = flashgen.attention_varlen(q, k, k, cu_seqlens_q=ends, cu_seqlens_kv=nothing, scale=0.3, sinks=sinks, return_lse=True)
+    (found,) = torch.autograd.grad(lse[:, :7].sum(), sinks)
+    assert found.tolist() == [7.0] * 4

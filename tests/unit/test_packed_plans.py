@@ -23,7 +23,7 @@ from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
-from flashgen.launch import gpu, packed_arguments, packed_gradients, packed_plan
+from flashgen.launch import gpu, packed_arguments, packed_plan
 from flashgen.launch.packed_arguments import PackedTokens
 from flashgen.launch.packed_gradients import PackedGradientPlan
 from flashgen.launch.packed_plan import PackedPlan, PackedTensors
@@ -244,10 +244,10 @@ def test_a_kernel_gets_addresses_in_the_order_of_its_operands(bound: list[Bound]
             assert lse is None if not with_lse else lse.shape == (4, 20)
 
 
-def test_the_backward_pass_gets_addresses_in_the_order_of_its_operands(bound: list[Bound], monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a modifier whose tensor has a gradient, which nobody asks for."""
+@pytest.mark.parametrize("of_tensors", [False, True])
+def test_the_backward_pass_gets_addresses_in_the_order_of_its_operands(bound: list[Bound], of_tensors: bool) -> None:
+    """With a modifier whose tensor has a gradient, for which nobody or somebody asks."""
     problem = Problem(Dtype.BF16, 16, 24, Mask.CAUSAL, "backward", False, ("sinks",), Sequences.PACKED)
-    monkeypatch.setattr(packed_gradients, "problem_of", lambda *_: problem)
     (q, k, v, of_q, of_kv, *_), _ = given(OnGpu, causal=True)
     out, lse, sinks = (OnGpu(torch.zeros(shape)) for shape in ((20, 4, 24), (4, 20), (4,)))
     out = OnGpu(out.bfloat16())
@@ -255,22 +255,24 @@ def test_the_backward_pass_gets_addresses_in_the_order_of_its_operands(bound: li
         for used in (None, OnGpu(torch.zeros(3, dtype=torch.int32))):
             tokens = PackedTokens(of_q, of_kv, None, used, 7)
             saved = q, k, v, out, lse, OnGpu(torch.zeros(20, 4, 24, dtype=torch.bfloat16)), d_lse
-            plan = PackedGradientPlan(*saved, tokens, True, 0.3, False, Given(("sinks",)), (sinks,))
-            gradients = plan(*saved, tokens, sinks)
+            plan = PackedGradientPlan(*saved, tokens, True, 0.3, False, Given(("sinks",)), (sinks,), of_tensors)
+            gradients: Any = plan(*saved, tokens, sinks)
+            d_sinks = gradients[3] if of_tensors else None
+            assert len(gradients) == 3 + of_tensors
             stream, *addresses = bound[-1].given[-1]
             call = bound[-1].call
             names = [operand.name for operand in operation_of(problem).operands(problem)]
             found = dict(zip(names, addresses, strict=True))
             wanted = dict(zip(("q", "k", "v", "out", "lse", "d_out", "d_lse"), saved, strict=True))
-            wanted |= dict(zip(("d_q", "d_k", "d_v"), gradients, strict=True)) | dict(
-                zip(PackedTokens._fields[:4], tokens[:4], strict=True)
-            )
-            wanted |= {"sinks": sinks, "d_sinks": None}
+            wanted |= dict(zip(("d_q", "d_k", "d_v"), gradients, strict=False))
+            wanted |= dict(zip(PackedTokens._fields[:4], tokens[:4], strict=True))
+            wanted |= {"sinks": sinks, "d_sinks": d_sinks}
             assert found == {name: 0 if tensor is None else tensor.data_ptr() for name, tensor in wanted.items()}
             assert stream == 77
-            assert [(gradient.shape, gradient.is_contiguous()) for gradient in gradients] == [(one.shape, True) for one in (q, k, v)]
+            assert [(gradient.shape, gradient.is_contiguous()) for gradient in gradients[:3]] == [(one.shape, True) for one in (q, k, v)]
             assert (call.workload.len_q, call.workload.tokens_q, call.scalars["scale"]) == (7, 20, 0.3)
-            assert "d_sinks" not in call.views
+            assert ("d_sinks" in call.views) == of_tensors
+            assert d_sinks is None or (d_sinks.shape, d_sinks.dtype) == ((4,), torch.float32)
 
 
 @pytest.mark.parametrize("with_lse", [False, True])

@@ -289,8 +289,8 @@ def test_derivatives_that_are_not_there_are_refused() -> None:
     given = tensors()
     leaf = given["q"].clone().requires_grad_()
     call = partial(flashgen.attention_varlen, **{name: tensor for name, tensor in given.items() if name != "q"})
-    with pytest.raises(FlashgenError, match=r"^sinks must not require grad, as it has no gradient here"):
-        call(leaf, sinks=torch.zeros(4, requires_grad=True))
+    with pytest.raises(FlashgenError, match=r"^alibi_slopes must not require grad, as it has no gradient here"):
+        call(leaf, alibi_slopes=torch.zeros(4, requires_grad=True))
     (gradient,) = torch.autograd.grad(call(leaf).float().sum(), leaf, create_graph=True)
     with pytest.raises(FlashgenError, match=r"^flashgen\.attention_varlen has no second derivative"):
         gradient.sum().backward()

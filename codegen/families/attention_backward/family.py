@@ -15,7 +15,7 @@ from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifier_refusals, opens_keys, reads_scores, with_modifiers
 from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
-from flashgen.codegen.packed import most_key_tiles, most_tiles, packed_resources
+from flashgen.codegen.packed import most_key_tiles, most_tiles, packed_reasons, packed_resources
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, KernelText, Program, Waits
 from flashgen.codegen.semaphores import files_with_semaphores, semaphores, with_semaphores
@@ -66,7 +66,7 @@ class AttentionBackward(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation, self.modifiers, packed=True) + packed_gradients.gradient_reasons(problem)
+        reasons = problem_reasons(problem, self.operation, self.modifiers, packed=True) + packed_reasons(problem)
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
         if not reasons and reads_scores(problem):

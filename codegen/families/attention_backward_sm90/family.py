@@ -15,7 +15,7 @@ from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.modifier import maps_scores, modifier_refusals, modifier_values, reads_scores, widest_tile, with_modifiers
 from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
-from flashgen.codegen.packed import packed_resources
+from flashgen.codegen.packed import packed_reasons, packed_resources
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, KernelText, Program, Waits
 from flashgen.codegen.score_tensors import batch_values, fetches
@@ -81,7 +81,7 @@ class AttentionBackwardSm90(Family):
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
         reasons = problem_reasons(problem, self.operation, self.modifiers, self.packs) + modifier_reasons(problem)
-        reasons += packed_gradients.gradient_reasons(problem)
+        reasons += packed_reasons(problem)
         if (needed := accumulators(problem, AttentionBackwardSm90Config(FEWEST_QUERIES))) > ACCUMULATORS:
             tile = f"dK, dV and the accumulators of {FEWEST_QUERIES} queries"
             reasons.append(f"{tile} need {needed} registers a thread, {ACCUMULATORS} are available: lower head_dim or head_dim_v")

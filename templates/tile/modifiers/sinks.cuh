@@ -23,25 +23,44 @@ __device__ __forceinline__ float lse_with_sink(float lse, float sink) {
     return log_sum_exp(fmaxf(lse, sink), 1.0f + lower, {1.0f, 0.0f});
 }
 
-// d_sinks of this block's head: the sum of -P * row_delta over its rows, with P of the sink. row_delta has p.rows for each head.
+// What a thread adds to d_sinks: -P * row_delta of rows, with P of the sink.
+struct SinkGradient {
+    float sink, total = 0.0f, compensation = 0.0f;  // what additions to the sum rounded away (Kahan 1965)
+
+    __device__ __forceinline__ void add(float lse, float row_delta) {
+        const float probability = lse == -infinity() ? 0.0f : ex2_approx_ftz((sink - lse) * 1.44269504f);
+        const float term = fmaf(-probability, row_delta, -compensation), next = total + term;
+        compensation = (next - total) - term;
+        total = next;
+    }
+};
+
+// d_sinks of this block's head: the sum over its rows. row_delta has p.rows for each head.
 template <int kThreads, class Parameters>
 __device__ __forceinline__ void sum_sink_gradients(const Parameters& p) {
     if (p.d_sinks == nullptr) return;
     const int head = block_index();
-    const float sink = p.sinks[head];
-    float total = 0.0f, compensation = 0.0f;  // what additions to the sum rounded away (Kahan 1965)
+    SinkGradient gradient{p.sinks[head]};
+//% if packed
+    const int tiles = WorkList::at(p.query_list).tiles, query_tiles = p.rows / kBlockQ;
+    for (int i = warp_index(); i < tiles; i += kThreads / 32) {
+        const PackedTile listed = WorkList::at(p.query_list).tile(i);
+        const PackedGradientRows<kBlockQ> sequences{{listed.rows, p.tokens_q}, query_tiles};
+        const float* lse = p.lse + sequences.lse_offset(listed.batch, head) + listed.first_row;
+        const float* row_delta = p.row_delta + sequences.first_tile(listed.batch, head) * kBlockQ + listed.first_row;
+        const int rows = min(kBlockQ, listed.rows.len_q - listed.first_row);
+#pragma unroll 4
+        for (int row = lane_index(); row < rows; row += 32) gradient.add(lse[row], row_delta[row]);
+    }
+//% else
     for (int batch = 0; batch < p.batch; ++batch) {
         const i64 first = static_cast<i64>(batch) * p.heads_q + head;
         const float *lse = p.lse + first * p.len_q, *row_delta = p.row_delta + first * p.rows;
 #pragma unroll 4
-        for (int row = thread_index(); row < p.len_q; row += kThreads) {
-            const float of_row = lse[row];
-            const float probability = of_row == -infinity() ? 0.0f : ex2_approx_ftz((sink - of_row) * 1.44269504f);
-            const float term = fmaf(-probability, row_delta[row], -compensation), next = total + term;
-            compensation = (next - total) - term;
-            total = next;
-        }
+        for (int row = thread_index(); row < p.len_q; row += kThreads) gradient.add(lse[row], row_delta[row]);
     }
+//% endif
+    float total = gradient.total;
     SharedRegions regions;
     const SharedAddress sums = regions.take(kThreads / 32 * 4);
 #pragma unroll
