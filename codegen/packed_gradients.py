@@ -96,8 +96,8 @@ def _packed_block(block: ParameterBlock, main: bool, sums: bool) -> ParameterBlo
 
 
 def tensor_gradient_block(block: ParameterBlock, problem: Problem) -> ParameterBlock:
-    """The same of a kernel for gradients of modifiers' tensors: where sequences are packed the list has what it goes over."""
-    return _of_listed(block) if problem.is_packed else block
+    """The same of a kernel for gradients of modifiers' tensors. Where it goes over rows of packed sequences, it does so by the list."""
+    return _of_listed(block) if problem.is_packed and any(field.name == "row_delta" for field in block.fields) else block
 
 
 @cache

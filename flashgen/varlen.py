@@ -24,7 +24,7 @@ from .operators.plans import nobody_listens
 __all__ = ["attention_varlen"]
 
 _BY_TOKENS = "a tensor with an element for each score has no form for packed sequences yet"
-_BY_FUNCTION = "functions of positions have no kernels for packed sequences yet"
+_BY_FUNCTION = "masks by functions have no kernels for packed sequences yet"
 # Keywords of `attention` that this one refuses, and why.
 _REFUSED = {
     "layout": "packed sequences lie as (tokens, heads, head_dim)",
@@ -32,7 +32,6 @@ _REFUSED = {
     "bias": _BY_TOKENS,
     "mask": _BY_TOKENS,
     "key_padding_mask": "seqused_kv says how many keys of a sequence are used",
-    "score_mod": _BY_FUNCTION,
     "mask_mod": _BY_FUNCTION,
     "block_mask": _BY_FUNCTION,
     "return_dropout_mask": "it has an element for each score, of which packed sequences have no form yet",
@@ -62,6 +61,7 @@ def attention_varlen(
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
     dropout_p: float = ...,
+    score_mod: Any = ...,
     **others: Any,
 ) -> torch.Tensor: ...
 @overload
@@ -87,6 +87,7 @@ def attention_varlen(
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
     dropout_p: float = ...,
+    score_mod: Any = ...,
     **others: Any,
 ) -> Any: ...
 def attention_varlen(
@@ -111,6 +112,7 @@ def attention_varlen(
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
+    score_mod: Any = None,
     **others: Any,
 ) -> Any:
     """softmax(scale * q k^T) v of each sequence of a batch by itself; sequences of any lengths lie one behind the other.
@@ -128,16 +130,18 @@ def attention_varlen(
     scale, window, chunk, softcap, sinks: as `flashgen.attention` has them, with queries and keys counted from 0 in each sequence
     prefix_len: int32, [batch]; alibi_slopes: fp32, [heads_q] or [batch, heads_q]: of sequences, as `flashgen.attention` has them of entries
     dropout_p: as `flashgen.attention` has it
+    score_mod: score_mod(score, batch, head, query, key), as `flashgen.attention` has it: batch is the number of the sequence, query and key
+       are counted from 0 in it. What is built in is not found in it: a softcap or ALiBi is faster by its own keyword
     others: further keywords of `flashgen.attention`, which are refused by name: what they say has no form for packed sequences, or not yet.
     Returns out [tokens, heads_q, head_dim_v], dense; with return_lse also the natural log-sum-exp of the scaled scores, fp32
     [heads_q, tokens]. Tokens of q that no sequence uses have out 0 and an lse of -inf, as a query without keys has.
 
     deterministic: as `flashgen.attention` has it
-    Out and lse have gradients, by q, k, v and sinks, which autograd gives, not torch.func; those of tokens that no sequence uses are 0.
-    Asking for a second derivative, or a forward-mode one, raises FlashgenError. Boundaries that are wrong (below 0, beyond the tokens,
-    falling) make out wrong, but nothing outside of the tensors is read or written; with FLASHGEN_CHECK_SEQUENCES=1 in the environment when
-    flashgen is imported, each call waits for the device and raises ArgumentError for the first that is wrong. Nothing else waits for the
-    device, and a CUDA graph may be replayed with other boundaries. Raises as `flashgen.attention` does.
+    Out and lse have gradients, by q, k, v, sinks and what score_mod captures, which autograd gives, not torch.func; those of tokens that no
+    sequence uses are 0. Asking for a second derivative, or a forward-mode one, raises FlashgenError. Boundaries that are wrong (below 0,
+    beyond the tokens, falling) make out wrong, but nothing outside of the tensors is read or written; with FLASHGEN_CHECK_SEQUENCES=1 in
+    the environment when flashgen is imported, each call waits for the device and raises ArgumentError for the first that is wrong. Nothing
+    else waits for the device, and a CUDA graph may be replayed with other boundaries. Raises as `flashgen.attention` does.
     """
     for name, value in others.items():
         if name not in _REFUSED:
@@ -161,9 +165,10 @@ def attention_varlen(
         or sinks is not None
         or type(dropout_p) is not float
         or dropout_p != 0.0
+        or score_mod is not None
     ):
         require_plain_causal(causal)
-        modifiers = (window, softcap, alibi_slopes, sinks, None, None, None, chunk, prefix_len, None, dropout_p)
+        modifiers = (window, softcap, alibi_slopes, sinks, None, None, None, chunk, prefix_len, None, dropout_p, score_mod)
         causal, modified, known = modified_of_call(causal, *modifiers, top_left=0, q=q)
         if not is_dynamo_compiling():
             given, of_modifiers = (known, tuple(modified[3])) if modified and known is not None else asked(*modified)

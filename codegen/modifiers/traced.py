@@ -174,8 +174,9 @@ class TracedModifier(Modifier):
     def call_refusals(self, call: Call) -> list[str]:
         """See Modifier."""
         reasons, w = [], call.workload
-        if w.len_q >= LONGEST or w.len_kv >= LONGEST or w.batch >= MOST_HEADS or w.heads_q >= MOST_HEADS:
-            given = f"len_q {w.len_q}, len_kv {w.len_kv}, batch {w.batch}, heads_q {w.heads_q}"
+        len_q, len_kv = max(w.len_q, w.tokens_q), max(w.len_kv, w.tokens_kv)  # a packed sequence may have all tokens
+        if len_q >= LONGEST or len_kv >= LONGEST or w.batch >= MOST_HEADS or w.heads_q >= MOST_HEADS:
+            given = f"len_q {len_q}, len_kv {len_kv}, batch {w.batch}, heads_q {w.heads_q}"
             reasons.append(f"with traced functions lengths must be below {LONGEST}, batch and heads_q below {MOST_HEADS}; got {given}")
         for name, (_, rank) in self.functions.tensor_kinds.items():
             sizes, steps = ([call.scalars[f"{CAPTURED_TENSOR}{name}_{kind}{axis}"] for axis in range(rank)] for kind in ("size", "step"))

@@ -17,6 +17,7 @@ from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, RowMax, Scheduler
 from flashgen.codegen.modifier import with_sizes_to_verify
+from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.operands import Role
 from flashgen.codegen.problem import Mask, Sequences
 from flashgen.codegen.program import Program
@@ -27,6 +28,7 @@ from flashgen.launch.cpu import run_on_cpu, view_of
 from flashgen.launch.tensors import Tensors
 from flashgen.numerics.rule import Verdict
 from flashgen.numerics.sequences import SequenceTokens, sequences_of
+from flashgen.traced.modifier import modifier_in_call
 from flashgen.verification.expected import Expected
 from tests.support.fault import Fault
 from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, planned_cases, planned_faults
@@ -37,6 +39,14 @@ SM90 = partial(AttentionForwardSm90Config, scheduler=Scheduler.DYNAMIC)
 Packed = partial(NamedKernel, sequences=Sequences.PACKED)
 GENERIC = AttentionForwardConfig(64, 32, 32, 4, 3, QueryPlace.SHARED, FirstProduct.QK)
 OTHERS = ("alibi", "chunk", "dropout", "prefix_len")
+# A score_mod that differs by sequence and head, and one of the distance from query to key.
+TABLE = torch.zeros(2, 2, dtype=torch.bfloat16)
+BY_SEQUENCE = name_of_functions(
+    modifier_in_call(lambda score, batch, head, query, key: score + (key % 3 * head - query % 4 + batch % 5) * 0.25).modifier
+)
+BY_DISTANCE = name_of_functions(
+    modifier_in_call(lambda score, batch, head, query, key: score + TABLE[query - key + 25, head] * 3.0).modifier
+)
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
 KERNELS = {
     "generic": Packed("attention_forward", 64, Mask.CAUSAL, False, (), GENERIC),
@@ -49,6 +59,10 @@ KERNELS = {
     "sm90-three": Packed("attention_forward_sm90", 64, Mask.CAUSAL, False, (), SM90(3, 64, 2, 2, 1, ping_pong=False)),
     "sm90-window": Packed("attention_forward_sm90", 64, Mask.CAUSAL, False, ("sinks", "softcap", "window"), SM90(2, 64, 2, 2, 1)),
     "sm90-others": Packed("attention_forward_sm90", 64, Mask.FULL, False, OTHERS, SM90(2, 64, 2, 2, 1)),
+    "generic-traced": Packed("attention_forward", 64, Mask.CAUSAL, False, (BY_SEQUENCE,), GENERIC),
+    "generic-distances": Packed("attention_forward", 64, Mask.FULL, False, (BY_DISTANCE, "window"), GENERIC),
+    "sm90-traced": Packed("attention_forward_sm90", 64, Mask.FULL, False, (BY_SEQUENCE,), SM90(2, 64, 2, 2, 1)),
+    "sm90-distances": Packed("attention_forward_sm90", 64, Mask.CAUSAL, False, ("sinks", BY_DISTANCE), SM90(2, 32, 2, 2, 1)),
 }
 Lengths = tuple[Sequence[int], Sequence[int]]
 FEW: Lengths = ([0, 1, 65, 200, 0, 129, 33], [5, 1, 64, 333, 70, 0, 333])
@@ -231,6 +245,8 @@ FAULTS = [
         "const Work work = Work::fetched",
         "sm90",
     ),
+    fault_of("all-of-the-first-sequence", "batch = entry, heads[0] = first", "batch = 0, heads[0] = first", "generic-traced"),
+    fault_of("all-of-the-first-sequence", "batch = entry, heads[0] = first", "batch = 0, heads[0] = first", "sm90-traced"),
     fault_of("head-of-the-next-tile", "head = next_head;", "", "sm90"),
 ]
 OF_MANY = [

@@ -18,6 +18,7 @@ from flashgen.codegen.families.attention_backward.config import AttentionBackwar
 from flashgen.codegen.families.attention_backward_persistent_sm90.config import AttentionBackwardPersistentSm90Config
 from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
 from flashgen.codegen.modifier import with_sizes_to_verify
+from flashgen.codegen.modifiers.traced import learnable_tensors, name_of_functions
 from flashgen.codegen.operands import Role
 from flashgen.codegen.problem import Mask, Sequences
 from flashgen.codegen.program import BufferKind, Program
@@ -28,6 +29,7 @@ from flashgen.launch.cpu import run_on_cpu, view_of
 from flashgen.launch.tensors import Tensors
 from flashgen.numerics.rule import Verdict
 from flashgen.numerics.sequences import sequences_of
+from flashgen.traced.modifier import modifier_in_call
 from flashgen.verification.expected import Expected
 from tests.support.fault import Fault
 from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, planned_cases, planned_faults
@@ -37,6 +39,24 @@ Packed = partial(NamedKernel, sequences=Sequences.PACKED)
 GENERIC = AttentionBackwardConfig(64, 64, 32, 4, 1, 16, 2)
 HOPPER, PERSISTENT = AttentionBackwardSm90Config(64), AttentionBackwardPersistentSm90Config(64, 2, 2)
 OTHERS = ("alibi", "dropout", "prefix_len")
+# A score_mod that differs by sequence and head, one of the distance from query to key, and one by which a score has a derivative.
+TABLE = torch.zeros(2, 2, dtype=torch.bfloat16)
+BY_SEQUENCE = name_of_functions(
+    modifier_in_call(lambda score, batch, head, query, key: score + (key % 3 * head - query % 4 + batch % 5) * 0.25).modifier
+)
+BY_DISTANCE = name_of_functions(
+    modifier_in_call(lambda score, batch, head, query, key: score + TABLE[query - key + 25, head] * 3.0).modifier
+)
+BENT = name_of_functions(modifier_in_call(lambda score, batch, head, query, key: torch.sin(score) * (1 + query % 3)).modifier)
+# Whose captured tensors have gradients: beside a score that is bent, and where they are added.
+_LEARNS_BENT, _LEARNS_ADDED = (
+    modifier_in_call(score_mod).modifier
+    for score_mod in (
+        lambda score, batch, head, query, key: torch.sin(score * TABLE[head, (query - key) % 2]) + TABLE[batch % 2, 0],
+        lambda score, batch, head, query, key: score + TABLE[(query + batch) % 2, key % 2],
+    )
+)
+LEARNS_BENT, LEARNS_ADDED = (name_of_functions(one, learnable_tensors(one)) for one in (_LEARNS_BENT, _LEARNS_ADDED))
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
 KERNELS = {
     "generic": Packed("attention_backward", 64, Mask.CAUSAL, False, (), GENERIC),
@@ -52,6 +72,12 @@ KERNELS = {
     "generic-sinks": Packed("attention_backward", 64, Mask.CAUSAL, True, ("sinks", "window"), GENERIC),
     "sm90-sinks": Packed("attention_backward_sm90", 64, Mask.FULL, False, ("sinks",), HOPPER),
     "persistent-sinks": Packed("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("sinks",), PERSISTENT),
+    "generic-traced": Packed("attention_backward", 64, Mask.FULL, False, (BENT,), GENERIC),
+    "generic-by-sequence": Packed("attention_backward", 64, Mask.CAUSAL, True, (BY_SEQUENCE,), GENERIC),
+    "sm90-by-sequence": Packed("attention_backward_sm90", 64, Mask.FULL, False, (BY_SEQUENCE,), HOPPER),
+    "sm90-distances": Packed("attention_backward_sm90", 64, Mask.CAUSAL, True, (BY_DISTANCE,), AttentionBackwardSm90Config(32)),
+    "generic-learned": Packed("attention_backward", 64, Mask.CAUSAL, False, (LEARNS_BENT,), GENERIC),
+    "sm90-learned": Packed("attention_backward_sm90", 64, Mask.FULL, False, (LEARNS_ADDED, "sinks"), AttentionBackwardSm90Config(32)),
     "persistent-window": Packed("attention_backward_persistent_sm90", 72, Mask.CAUSAL, False, ("prefix_len", "window")),
 }
 FIRST = ("generic", "sm90", "persistent")
@@ -257,6 +283,13 @@ FAULTS = [
         "sm90-sinks",
     ),
     fault_of("neighbours-rows-with-a-sink", "min(kBlockQ, listed.rows.len_q - listed.first_row)", "kBlockQ", "persistent-sinks"),
+    fault_of("all-of-the-first-sequence", "batch = entry, heads[0] = first", "batch = 0, heads[0] = first", "generic-by-sequence"),
+    fault_of(
+        "gradients-of-the-first-sequence",
+        "p, work.rows.len_q, work.rows.len_kv), work.batch, next.head(work, p));\n            collect",
+        "p, work.rows.len_q, work.rows.len_kv), 0, next.head(work, p));\n            collect",
+        "sm90-learned",
+    ),
     fault_of("semaphores-not-cleared", "clear_semaphores<1>(p.d_q_semaphores + block_index());", "", "sm90-ordered"),
     fault_of("turn-by-another-length", "work.first_key / kBlockKv, work.rows.len_q)", "work.first_key / kBlockKv, 1)", "sm90-ordered"),
 ]

@@ -12,6 +12,7 @@ import torch
 import flashgen
 from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.launch.tensors import Tensors
+from flashgen.numerics.sequences import sequences_of
 from tests.support.packed_cases import PackedCase, with_wrong_values
 
 CASE = PackedCase(
@@ -162,6 +163,46 @@ def test_others_have_no_gradients() -> None:
     given["alibi_slopes"].requires_grad_()
     with pytest.raises(flashgen.ArgumentError, match="alibi_slopes must not require grad"):
         flashgen.attention_varlen(**given)
+
+
+@pytest.mark.slow
+def test_a_score_mod_and_gradients_of_what_it_captures() -> None:
+    """By the oracle of each sequence alone."""
+    tensors = CASE.make("cpu")
+    given = keywords(CASE, tensors)
+    table, of_sequence = torch.randn(CASE.heads[0], 64).requires_grad_(), torch.randn(len(CASE.lengths)).requires_grad_()
+    leaves = {name: given.pop(name).detach().nan_to_num().requires_grad_() for name in "qkv"}
+
+    def score_mod(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return score + table[head, (query - key) % 64] + of_sequence[batch]
+
+    out, lse = flashgen.attention_varlen(**leaves, **given, score_mod=score_mod, return_lse=True)
+    into, of_lse = torch.randn(out.shape), torch.randn(lse.shape)
+    found = torch.autograd.grad((out.float() * into).sum() + (lse * of_lse)[lse.isfinite()].sum(), [*leaves.values(), table, of_sequence])
+    wide = {
+        name: leaf.detach().double().requires_grad_() for name, leaf in (*leaves.items(), ("table", table), ("of_sequence", of_sequence))
+    }
+    total: Any = torch.zeros(())
+    for one in sequences_of(tensors):
+        q, k, v = (wide[name][rows].transpose(0, 1) for name, rows in (("q", one.queries), ("k", one.keys), ("v", one.keys)))
+        k, v = (side.repeat_interleave(CASE.heads[0] // CASE.heads[1], 0) for side in (k, v))
+        queries, keys = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])
+        s = q @ k.mT * CASE.scale + wide["table"][:, (queries - keys) % 64] + wide["of_sequence"][one.number]
+        seen = (keys <= queries + k.shape[1] - q.shape[1]).any(1)
+        s = s.masked_fill(keys > queries + k.shape[1] - q.shape[1], -math.inf)[:, seen]
+        total = total + ((s.softmax(-1) @ v) * into[one.queries].transpose(0, 1)[:, seen]).sum()
+        total = total + (s.logsumexp(-1) * of_lse[:, one.queries][:, seen]).sum()
+        torch.testing.assert_close(lse[:, one.queries][:, seen], s.logsumexp(-1).float(), rtol=1e-4, atol=1e-4)
+    for gradient, wanted in zip(found, torch.autograd.grad(total, [*wide.values()]), strict=True):
+        torch.testing.assert_close(gradient.float(), wanted.float(), rtol=0.02, atol=0.02 * float(wanted.abs().max()))
+    call: Any = torch.compile(lambda **more: flashgen.attention_varlen(score_mod=score_mod, **more), fullgraph=True, backend="aot_eager")
+    assert call(**leaves, **given).equal(out)
+
+
+def test_a_mask_mod_is_refused() -> None:
+    tensors = CASE.make("cpu")
+    with pytest.raises(flashgen.ArgumentError, match=r"^mask_mod must be left out of flashgen\.attention_varlen: masks by functions"):
+        flashgen.attention_varlen(**keywords(CASE, tensors), mask_mod=lambda batch, head, query, key: query >= key)
 
 
 def test_sinks_without_keys_have_gradients_of_lse() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -279,6 +280,35 @@ def test_gradients_are_those_of_the_operators() -> None:
     for one, other in zip(found[1:], again[1:], strict=True):
         assert torch.equal(one, other)
     torch.testing.assert_close(found[0], again[0], atol=1e-2, rtol=1e-2)
+
+
+def test_a_score_mod_gets_positions_within_the_sequence_and_its_number() -> None:
+    """And what it captures has gradients, as sinks have: by one call for each sequence."""
+    ends, scale = [0, 130, 130, 1500, TOKENS], 0.1
+    of_tokens = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    table, of_sequence, sinks = (torch.randn(shape, device="cuda").requires_grad_() for shape in ((64, HEADS), (4,), (HEADS,)))
+    leaves = [*(tensor.requires_grad_() for tensor in qkv()), table, of_sequence, sinks]
+    q, k, v = leaves[:3]
+    into = torch.randn_like(q)
+
+    def score_mod_of(sequence: int | None) -> Callable[..., Any]:
+        def score_mod(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+            return score + table[(query - key) % 64, head] + of_sequence[batch if sequence is None else sequence] * (key % 2)
+
+        return score_mod
+
+    with torch.enable_grad():
+        more: dict[str, Any] = {"causal": True, "scale": scale, "sinks": sinks}
+        out = flashgen.attention_varlen(q, k, v, cu_seqlens_q=of_tokens, cu_seqlens_kv=of_tokens, score_mod=score_mod_of(None), **more)
+        found = torch.autograd.grad(out, leaves, into)
+        parts = []
+        for number, (begin, end) in enumerate(pairwise(ends)):
+            own = (tensor[None, begin:end] for tensor in (q, k, v))
+            parts.append(flashgen.attention(*own, score_mod=score_mod_of(number), **more)[0])
+        wanted = torch.autograd.grad(torch.cat(parts), leaves, into)
+    torch.testing.assert_close(out, torch.cat(parts), atol=1e-2, rtol=1e-2)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-2 * float(other.abs().max()), rtol=2e-2)
 
 
 def test_nested_tensors() -> None:

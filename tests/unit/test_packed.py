@@ -12,7 +12,9 @@ from flashgen.codegen.attention import attention_call
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, Scheduler
 from flashgen.codegen.family import find_family
+from flashgen.codegen.modifier import modifier_refusals
 from flashgen.codegen.modifiers import TAKEN_BY_MOST
+from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.operands import Call
 from flashgen.codegen.packed import AROUND, MAP_ROWS, MODIFIERS, packed_map
 from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
@@ -20,11 +22,13 @@ from flashgen.codegen.program import KernelLaunch
 from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import Workload
 from flashgen.selection.picks import picked_spec
+from flashgen.traced.modifier import modifier_in_call
 
 PROBLEM = Problem(Dtype.BF16, 64, mask=Mask.CAUSAL, sequences=Sequences.PACKED)
 WORKLOAD = Workload(16, 32, 8, 4096, 4096, tokens_q=20000, tokens_kv=30000)
 GENERIC, HOPPER, H200 = find_family("attention_forward"), find_family("attention_forward_sm90"), find_device("h200")
 CONFIG = AttentionForwardSm90Config(2, 128, out_panels=1, scheduler=Scheduler.DYNAMIC)
+SCORE_MOD = name_of_functions(modifier_in_call(lambda score, batch, head, query, key: score + head * 0.5).modifier)
 FAMILIES = pytest.mark.parametrize("family", [GENERIC, HOPPER], ids=lambda family: family.name)
 
 
@@ -43,8 +47,12 @@ def test_modifiers_that_know_more_than_their_sequence_are_refused(family: Any) -
     assert set(MODIFIERS) < set(TAKEN_BY_MOST)
     for name in TAKEN_BY_MOST:
         reasons = family.refusals(replace(PROBLEM, modifiers=(name,)), H200.target)
-        assert bool(reasons) == (name not in MODIFIERS), name
+        assert bool(reasons) == (name not in MODIFIERS or name == "traced"), name  # that one has a mask_mod
         assert all(reason.endswith(f"got {name}") and "packed sequences" in reason for reason in reasons)
+    assert family.refusals(replace(PROBLEM, modifiers=(SCORE_MOD,)), H200.target) == []
+    longer = replace(WORKLOAD, tokens_kv=2**29)
+    (reason,) = modifier_refusals(attention_call(replace(PROBLEM, modifiers=(SCORE_MOD,)), longer, {}))
+    assert f"lengths must be below {2**29}" in reason, "a sequence may have all tokens"
 
 
 @pytest.mark.parametrize("others", [{"pack_gqa": 2}, {"scheduler": Scheduler.STATIC}])

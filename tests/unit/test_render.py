@@ -109,8 +109,9 @@ def traced_specs() -> list[KernelSpec]:
         family = find_family(f"attention_{problem.operation}")
         found.append(KernelSpec(family, problem, family.default(problem, target), target))
     family, target = find_family("attention_backward_sm90"), find_target("sm_90a")  # which reads ahead what depends on the distance alone
-    problem = Problem(Dtype.BF16, 64, operation="backward", modifiers=(traced_modifier("relative_bias").name,))
-    return [*found, KernelSpec(family, problem, family.default(problem, target), target)]
+    problems = [Problem(Dtype.BF16, 64, operation="backward", modifiers=(traced_modifier("relative_bias").name,))]
+    problems.append(dataclasses.replace(problems[0], modifiers=(learning("relative_bias").name,), sequences=Sequences.PACKED))
+    return [*found, *(KernelSpec(family, problem, family.default(problem, target), target) for problem in problems)]
 
 
 LEARNING = ("relative_bias", "method")  # of scores that are added to, and of bent ones

@@ -108,12 +108,13 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda a: a.update(seqused_q=ends(1, 2)), r"^seqused_q must have an entry for each of 3 sequences; got 2"),
     (lambda a: a.update(seqused_kv=ends(1, 2, 3).float()), r"^seqused_kv must be torch\.int32; got torch\.float32"),
     (lambda a: a.update(alibi_slopes=torch.ones(2, 4)), r"^alibi_slopes must have the shape .*; got \(2, 4\)"),
+    (lambda a: a.update(score_mod=True), r"^score_mod must be a function of \(score, batch, head, query, key\); got True"),
     (lambda a: a.update(sinks=torch.ones(3)), r"^sinks must have the shape .*; got \(3,\)"),
     (lambda a: a.update(k=jagged(2, 16, 3)), r"^k must be one dense tensor; got a nested one"),
     (lambda a: None, r"^q must be on a CUDA device; got cpu\. FLASHGEN_CPU=1 "),
     *(
         (lambda a, name=name: a.update({name: True}), rf"^{name} must be left out of flashgen\.attention_varlen: ")
-        for name in ("layout", "document_ids", "bias", "mask", "key_padding_mask", "score_mod", "mask_mod", "block_mask")
+        for name in ("layout", "document_ids", "bias", "mask", "key_padding_mask", "mask_mod", "block_mask")
     ),
 ]
 
@@ -487,7 +488,10 @@ def test_what_is_wrong_with_nested_tensors_is_said(change: Callable[[dict[str, A
         flashgen.attention_varlen(**given)
 
 
-NAMES = ("q", "k", "v", *PackedTokens._fields, "causal", "scale", "return_lse", "softcap", "window", "chunk", "dropout_p", "sinks")
+NAMES = (
+    *("q", "k", "v", *PackedTokens._fields, "causal", "scale", "return_lse"),
+    *("softcap", "window", "chunk", "dropout_p", "sinks", "score_mod"),
+)
 
 
 @pytest.mark.usefixtures("on_cpu")

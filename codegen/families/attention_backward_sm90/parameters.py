@@ -53,5 +53,5 @@ SUM_PARAMETERS = ParameterBlock(
 
 def main_parameters(block: ParameterBlock, problem: Problem) -> ParameterBlock:
     """Of the kernel that computes dK, dV and the sums of dQ, with those of a problem's modifiers."""
-    block = with_seen_tiles(block.with_fields(*OF_BATCHES) if reads_scores(problem) else block, problem)
+    block = with_seen_tiles(block.with_fields(*OF_BATCHES) if reads_scores(problem) and not problem.is_packed else block, problem)
     return with_modifiers(with_semaphores(block, problem), problem)

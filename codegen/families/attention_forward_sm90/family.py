@@ -131,7 +131,8 @@ class AttentionForwardSm90(Family):
 
     def kernels(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[KernelText, ...]:
         """See Family."""
-        block = seen_tiles.with_seen_tiles(self.parameters.with_fields(*OF_BATCHES) if reads_scores(problem) else self.parameters, problem)
+        in_turn = reads_scores(problem) and not problem.is_packed
+        block = seen_tiles.with_seen_tiles(self.parameters.with_fields(*OF_BATCHES) if in_turn else self.parameters, problem)
         block = with_modifiers(packed.packed_block(block, problem), problem)
         return (*seen_tiles.tile_kernels(problem), *packed.packed_kernels(problem), KernelText(block))
 

@@ -176,7 +176,11 @@ struct NarrowConsumer {
 //% endif
 //% if collects
             // A chain of its own: what this needs of it would take registers all the time.
+//% if packed
+            const auto own = of_head(Traits::make_chain(p, work.rows.len_q, work.rows.len_kv), work.batch, next.head(work, p));
+//% else
             const auto own = of_head(Traits::make_chain(p, p.len_q, p.len_kv), work.batch, next.head(work, p));
+//% endif
             collect_gradients<true>(dP, {work.first_key + warp * 16, next.tile * kBlockQ}, own);
 //% endif
             round_to_operand<Element>(dS, dP[0]);
