@@ -86,8 +86,10 @@ class Screen:
                     tensors = Tensors.random(self.problem, workload, generator)
                     if magnitude != 1:
                         tensors["q"].mul_(magnitude)
+                    is_apart = len(found) % 2 == 0
+                    tensors = tensors.apart() if is_apart else tensors.without_optional_inputs()
+                    if magnitude != 1 or not is_apart:  # of packed sequences how much is used may be left out
                         tensors.derive()
-                    tensors = tensors.apart() if len(found) % 2 == 0 else tensors.without_optional_inputs()
                     if self.problem.is_cached:
                         poison_unused(tensors)
                     found.append(_Case(workload, magnitude, tensors, (Expected.of(tensors),)))

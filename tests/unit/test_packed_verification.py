@@ -113,3 +113,14 @@ def test_enough_rows_see_keys(mask: Mask) -> None:
     judged = Screen(PROBLEMS[mask], "cpu", shapes)
     seeing = [int(case.expected[0].exact["lse"].isfinite().sum()) for case in judged.cases(group_unit=1)]
     assert min(seeing) >= 100, dict(zip(shapes, seeing, strict=True))
+
+
+@pytest.mark.parametrize("sequences", [Sequences.DENSE, Sequences.PACKED])
+def test_what_follows_from_inputs_is_that_of_those_that_are_there(sequences: Sequences) -> None:
+    """In the backward pass out and lse, which change with the used lengths that every other case leaves out."""
+    problem = Problem(Dtype.BF16, 16, 24, Mask.CAUSAL, "backward", sequences=sequences)
+    for case in Screen(problem, "cpu", cases.SCREENING, magnitudes=(1.0, 4.0)).cases(1):
+        given = {name: case.tensors[name].clone() for name in ("out", "lse")}
+        case.tensors.derive()
+        for name, tensor in given.items():
+            assert torch.equal(tensor, case.tensors[name]), (case.workload, case.magnitude, name)
