@@ -13,7 +13,7 @@ from .family import Traffic
 from .modifier import modifier_operands, modifiers_of
 from .modifiers import kind_of
 from .operands import Call, View
-from .operation import operation_of
+from .operation import operation_of, view_of
 from .problem import Dtype, Mask, Problem
 from .workload import Workload
 
@@ -67,6 +67,27 @@ def with_tokens(call: Call, tokens_q: int, tokens_kv: int, len_q: int, len_kv: i
     views["lse"] = View((w.heads_q, tokens_q), (tokens_q, 1))
     sizes = w.batch, w.heads_q, w.heads_kv, len_q, len_kv
     return Call(call.problem, Workload(*sizes, w.window_left, w.window_right, w.chunk, tokens_q, tokens_kv), views, call.scalars)
+
+
+def with_pages(
+    call: Call, batch: int, len_q: int, pages: int, page_size: int, table_pages: int, strides: Mapping[str, tuple[int, ...]]
+) -> Call:
+    """The call on a cache with other sizes, and other strides of q, k, v, out and block_table, which is dense without; all else as it is.
+
+    Not for modifiers whose tensors have an element for each sequence, query or key.
+    """
+    views, w = dict(call.views), call.workload
+    (_, _, heads_q, head_dim), (_, _, heads_kv, head_dim_v) = views["q"].sizes, views["v"].sizes
+    views["q"] = view_of(((batch, len_q, heads_q, head_dim), strides["q"]))
+    views["k"] = view_of(((pages, page_size, heads_kv, head_dim), strides["k"]))
+    views["v"] = view_of(((pages, page_size, heads_kv, head_dim_v), strides["v"]))
+    views["out"] = view_of(((batch, len_q, heads_q, head_dim_v), strides["out"]))
+    views["lse"] = view_of(((batch, heads_q, len_q), (heads_q * len_q, len_q, 1)))
+    views["cache_seqlens"] = views["cache_leftpad"] = view_of(((batch,), (1,)))
+    views["block_table"] = view_of(((batch, table_pages), strides.get("block_table") or (table_pages, 1)))
+    sizes = batch, heads_q, heads_kv, len_q, table_pages * page_size
+    of_pages = pages, page_size, table_pages
+    return Call(call.problem, Workload(*sizes, w.window_left, w.window_right, w.chunk, 0, 0, *of_pages), views, call.scalars)
 
 
 def float32(value: float) -> float:
@@ -197,11 +218,18 @@ def gradient_traffic(
     return Traffic(heads * read + keys, heads * written + keys, heads * steps * sums)
 
 
-def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = (), packed: bool = False, cached: bool = False) -> list[str]:
+def problem_reasons(
+    problem: Problem,
+    operation: str,
+    taken: Collection[str] = (),
+    packed: bool = False,
+    cached: bool = False,
+    invariant: bool = False,
+) -> list[str]:
     """Why no kernel of attention's pass `operation` computes a problem: it is another's, or its dtype or head dims are illegal.
 
     Head dims must be multiples of 8, the elements that a copy of 16 bytes has, up to 256. `taken`: modifiers that the kernels have;
-    packed, cached: whether they compute packed sequences, and those of caches.
+    packed, cached: whether they compute packed sequences, and those of caches; invariant: whether they can be `batch_invariant`.
     """
     if problem.operation != operation:
         return [f"pass must be {operation}; got {problem.operation}"]
@@ -215,6 +243,8 @@ def problem_reasons(problem: Problem, operation: str, taken: Collection[str] = (
     if (problem.is_packed and not packed) or (problem.is_cached and not cached):
         allowed = " or ".join(["dense", *(["packed"] if packed else []), *(["cached"] if cached else [])])
         reasons.append(f"sequences must be {allowed} in these kernels; got {problem.sequences.value}")
+    if problem.batch_invariant and not invariant:
+        reasons.append("batch_invariant must be False in these kernels, whose order of summation depends on sizes; got True")
     shared = Counter(operand.name for operand in modifier_operands(problem))
     if twice := [name for name, count in shared.items() if count > 1]:
         reasons.append(f"modifiers must have {', '.join(twice)} once; got {', '.join(problem.modifiers)}")

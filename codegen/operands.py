@@ -24,6 +24,7 @@ class Axis(enum.Enum):
     PAGES = "pages"
     PAGE = "page_size"
     TABLE = "table_pages"
+    NEW_KEYS = "new_keys"
     BOUNDARIES = "boundaries"  # of packed sequences: where each begins, and the end of the last one; batch + 1, which is no field
     HEADS_Q = "heads_q"
     HEADS_KV = "heads_kv"

@@ -19,7 +19,7 @@ from .workload import Workload
 class Operation(ABC):
     """A file in `codegen/operations` defines a subclass and one instance of it named `OPERATION`.
 
-    is_attention: whether its problems have head dims and a mask
+    is_attention: whether it is a pass of attention, whose problems have head dims and a mask
     """
 
     name: ClassVar[str]
@@ -46,6 +46,10 @@ class Operation(ABC):
         required = (operand for operand in self.operands(problem) if not operand.optional and operand not in of_modifiers)
         return sum(math.prod(operand.sizes(problem, workload)) * operand.bytes(problem) for operand in required)
 
+    def sizes_to_verify(self, workload: Workload) -> Workload:
+        """The workload with such sizes as operations but attention have, too: for verification, which knows those of attention."""
+        return workload
+
     @abstractmethod
     def examples(self) -> tuple[tuple[Problem, Workload], ...]:
         """Problems, each with a workload, that some family can compute: tests of all families run on them."""
@@ -69,7 +73,7 @@ class Operation(ABC):
             given = strides.get(operand.name) or dense(sizes)
             if len(given) != len(sizes):
                 raise ArgumentError(f"strides of {operand.name} must be {len(sizes)}, one for each axis; got {shown(given)}")
-            views[operand.name] = _view((sizes, given))
+            views[operand.name] = view_of((sizes, given))
         if not strides.keys() <= views.keys():
             raise ArgumentError(f"strides must be of {', '.join(views)}; got {', '.join(strides)}")
         if not scalars.keys() <= usual.keys():
@@ -77,7 +81,7 @@ class Operation(ABC):
         return Call(problem, workload, views, {**usual, **scalars})
 
 
-_view = partial(tuple.__new__, View)  # of a pair; View's own constructor takes twice as long
+view_of = partial(tuple.__new__, View)  # of a pair; View's own constructor takes twice as long
 
 
 def dense(sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,6 +14,7 @@ from .plain import ADDED_LATER, named
 from .typed import require_field_types, require_type
 
 _MOST = 2**31 - 1  # of any size: what an int of a kernel holds
+_OF_CACHES = ("forward", "append")  # operations whose keys may lie in pages of a cache
 
 
 class _Choice(enum.Enum):
@@ -85,7 +86,9 @@ class Problem:
     `operation` is the name of what is computed: one of those with a file in `codegen/operations`.
     `deterministic`: whether gradients must be the same to the bit in every run. False for every other operation, whatever is given: what it
     gives always is.
-    `sequences`: how they lie in memory; operations but attention have dense ones.
+    `sequences`: how they lie in memory; operations but attention have dense ones, or for `append` those of a cache.
+    `batch_invariant`: whether what the forward pass gives for a sequence must be the same to the bit whatever else is in the batch, on
+    every GPU of an architecture, and whether its keys are dense or in pages.
     `modifiers`: names of what changes scores, or which keys a query sees, beside the mask, sorted: those with a file in
     `codegen/modifiers`, and traced functions, whose names say what they are. Their values are known at launch.
     What a family can do with a problem is the family's to say; here only what no attention kernel could mean is refused.
@@ -99,6 +102,7 @@ class Problem:
     deterministic: bool = field(default=False, metadata=ADDED_LATER)
     modifiers: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
     sequences: Sequences = field(default=Sequences.DENSE, metadata=ADDED_LATER)
+    batch_invariant: bool = field(default=False, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if isinstance(self.operation, Pass):
@@ -115,13 +119,18 @@ class Problem:
             self._require_modifiers()
         if self.sequences is not Sequences.DENSE:
             self._require_sequences()
+        if self.batch_invariant and self.operation != Pass.FORWARD.value:
+            raise ArgumentError(f"batch_invariant must be False for {self.operation}, as it is of attention's forward pass alone; got True")
         if self.operation != Pass.BACKWARD.value:
             object.__setattr__(self, "deterministic", False)
 
     def _require_sequences(self) -> None:
+        if self.is_cached and self.operation in _OF_CACHES:
+            return
         if self.operation not in tuple(Pass):
-            raise ArgumentError(f"sequences must be dense for {self.operation}, which is not attention; got {self.sequences.value}")
-        if self.is_cached and self.operation != Pass.FORWARD.value:
+            allowed = "dense or cached" if self.operation in _OF_CACHES else "dense"
+            raise ArgumentError(f"sequences must be {allowed} for {self.operation}, which is not attention; got {self.sequences.value}")
+        if self.is_cached:
             raise ArgumentError(f"sequences must be dense or packed for {self.operation}: caches have no gradients; got cached")
 
     def _require_modifiers(self) -> None:
@@ -160,5 +169,6 @@ class Problem:
             *([] if self.sequences is Sequences.DENSE else [self.sequences.value]),
             *map(short_name, self.modifiers),
             *(["deterministic"] if self.deterministic else []),
+            *(["invariant"] if self.batch_invariant else []),
         )
         return "_".join(parts)

@@ -47,7 +47,7 @@ _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key", "fetches"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
-    *("traced_tiles", "traced_distances", "ahead", "linear", "hides", "packed"),
+    *("traced_tiles", "traced_distances", "ahead", "linear", "hides", "packed", "cached", "invariant"),
 )
 _FETCHING = ("cp_async", "ldmatrix")  # atoms of common/fetched_tensor
 _COLUMNS = 120
@@ -200,6 +200,8 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
             may_multiply=bool(linear_columns(spec.problem)),
             may_share=shares_distances(spec.problem),
             packed=spec.problem.is_packed,
+            cached=spec.problem.is_cached,
+            invariant=spec.problem.batch_invariant,
         ),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers if modifier.link)],
         atoms=atom_files(used_atoms, atoms),

@@ -26,6 +26,7 @@ class Workload:
     `len_kv` are what the caller expects of the longest ones, by which launches are planned: longer ones are computed, too.
     `pages`, `page_size` and `table_pages` are of caches: pages of the cache, keys of a page, and pages that a sequence may have.
     `len_kv` is then how many keys a sequence may have at most, `table_pages * page_size`: how many it has only the device knows.
+    `new_keys` is of what appends to a cache: keys that each sequence gets.
     """
 
     batch: int
@@ -41,6 +42,7 @@ class Workload:
     pages: int = field(default=0, metadata=ADDED_LATER)
     page_size: int = field(default=0, metadata=ADDED_LATER)
     table_pages: int = field(default=0, metadata=ADDED_LATER)
+    new_keys: int = field(default=0, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         sizes = self.batch, self.heads_q, self.heads_kv, self.len_q, self.len_kv
@@ -55,15 +57,17 @@ class Workload:
         if self.tokens_q or self.tokens_kv:
             for name in ("tokens_q", "tokens_kv"):
                 require_int(name, getattr(self, name), 0, _MOST)
-        if self.page_size or self.pages or self.table_pages:
+        if self.page_size or self.pages or self.table_pages or self.new_keys:
             self._require_pages()
         if self.heads_q and (not self.heads_kv or self.heads_q % self.heads_kv):
             raise ArgumentError(f"heads_q must be a multiple of heads_kv; got heads_q {self.heads_q}, heads_kv {self.heads_kv}")
 
     def _require_pages(self) -> None:
-        for name in ("pages", "page_size", "table_pages"):
-            require_int(name, getattr(self, name), 0, _MOST)
-        if self.table_pages * self.page_size != self.len_kv:
+        sizes = self.pages, self.page_size, self.table_pages, self.new_keys
+        if {*map(type, sizes)} != _INT or min(sizes) < 0 or max(sizes) > _MOST:  # in short, as above
+            for name, size in zip(("pages", "page_size", "table_pages", "new_keys"), sizes, strict=True):
+                require_int(name, size, 0, _MOST)
+        if (self.page_size or self.pages or self.table_pages) and self.table_pages * self.page_size != self.len_kv:
             told = f"table_pages {self.table_pages}, page_size {self.page_size}"
             raise ArgumentError(f"len_kv must be table_pages * page_size where keys are in pages; got len_kv {self.len_kv}, {told}")
 
@@ -88,7 +92,7 @@ class Workload:
         """For people, for example 'B4 H32/8 S4096' or 'B1 H32 S1x4096'; 'B4 H32 S4096 W1024:0' with a window, C512 with chunks.
 
         Packed sequences: 'B16 H32/8 S8192 T40960', with the tokens of queries and keys behind the expected lengths. Caches:
-        'B16 H32/8 S1x8192 P64', with the keys of a page.
+        'B16 H32/8 S1x8192 P64', with the keys of a page, and '+1' behind that where each sequence gets one.
         """
         heads = f"H{self.heads_q}" + (f"/{self.heads_kv}" if self.heads_kv != self.heads_q else "")
         lengths = f"S{self.len_q}" + (f"x{self.len_kv}" if self.len_kv != self.len_q else "")
@@ -96,7 +100,7 @@ class Workload:
         chunks = f" C{self.chunk}" if self.chunk != OPEN else ""
         tokens = f" T{self.tokens_q}" + (f"x{self.tokens_kv}" if self.tokens_kv != self.tokens_q else "")
         packed = tokens if self.tokens_q or self.tokens_kv else ""
-        pages = f" P{self.page_size}" if self.page_size else ""
+        pages = (f" P{self.page_size}" if self.page_size else "") + (f" +{self.new_keys}" if self.new_keys else "")
         return f"B{self.batch} {heads} {lengths}{packed}{pages}" + (f" W{window}" if self.has_window else "") + chunks
 
     def visible_pairs(self, mask: Mask) -> int:
@@ -133,9 +137,12 @@ def _pairs_up_to(queries: int, keys: int, first: int) -> int:
 
 
 def mean_lengths(workload: Workload) -> tuple[int, int]:
-    """Of queries and keys: of packed sequences the mean ones, rounded up, of dense ones those that all have."""
+    """Of queries and keys: of packed sequences the mean ones, rounded up, of dense ones those that all have.
+
+    Keys that each sequence of a cache gets count as queries: there usually are as many.
+    """
     if not workload.tokens_q and not workload.tokens_kv:
-        return workload.len_q, workload.len_kv
+        return max(workload.len_q, workload.new_keys), workload.len_kv
     count = max(1, workload.batch)
     return -(-workload.tokens_q // count), -(-workload.tokens_kv // count)
 
@@ -145,4 +152,4 @@ def equal_lengths(workload: Workload) -> Workload:
     if not workload.tokens_q and not workload.tokens_kv and not workload.page_size:
         return workload
     len_q, len_kv = mean_lengths(workload)
-    return replace(workload, len_q=len_q, len_kv=len_kv, tokens_q=0, tokens_kv=0, pages=0, page_size=0, table_pages=0)
+    return replace(workload, len_q=len_q, len_kv=len_kv, tokens_q=0, tokens_kv=0, pages=0, page_size=0, table_pages=0, new_keys=0)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .codegen.errors import ArgumentError, FlashgenError, IllegalConfigError
     from .codegen.spec import KernelSpec
     from .codegen.target import Target, find_target
+    from .kvcache import attention_with_kvcache
     from .launch.made_block_masks import BlockMask, block_mask
     from .traced.modifier import compile_modifier
     from .varlen import attention_varlen
@@ -37,13 +38,15 @@ _HOMES = {
     **dict.fromkeys(("BlockMask", "block_mask"), ".launch.made_block_masks"),
     "Workload": ".codegen.workload",
     "attention_varlen": ".varlen",
+    "attention_with_kvcache": ".kvcache",
     "compile_modifier": ".traced.modifier",
     "KernelSpec": ".codegen.spec",
     **dict.fromkeys(("Target", "find_target"), ".codegen.target"),
 }
 
 __all__ = [  # noqa: RUF022 (faces first, then types)
-    "attention", "attention_varlen", "block_mask", "compile", "compile_modifier", "load", "tune", "unload", "verify", "warm",
+    "attention", "attention_varlen", "attention_with_kvcache", "block_mask", "compile", "compile_modifier", "load", "tune", "unload",
+    "verify", "warm",
     "ArgumentError", "BlockMask", "CaptureError", "Device", "Dtype", "FlashgenError", "IllegalConfigError", "KernelSpec", "Mask", "Pass",
     "Problem",
     "Target", "Workload", "find_device", "find_target", "__version__",

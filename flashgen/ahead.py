@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import Target, find_target
 from flashgen.codegen.typed import checked
 
-from .cells import SEQLENS, cells_of, sized
+from .cells import APPEND, SEQLENS, cells_of, sequences_of_options, sized
 from .launch.gpu import choose_kernel
 from .selection import bundle, loaded
 from .selection.families import default_spec, excluded_families, family_of
@@ -100,6 +101,8 @@ def warm(
     chunk: int | None = None,
     modifiers: Sequence[str] = (),
     packed: bool = False,
+    page_size: int | None = None,
+    batch_invariant: bool = False,
     device: int | None = None,
 ) -> Kernel:
     """Chooses, compiles and loads the kernel for tensors of these sizes, and their bucket, now, so that no call has to. Returns it.
@@ -113,16 +116,26 @@ def warm(
     modifiers: names of others, whose values calls may change: softcap, alibi, bias, bias_fp32, boolean_mask, document_ids,
         document_ids_int64, prefix_len, sinks.
     packed: for calls of `attention_varlen`, of `batch` sequences whose mean lengths are len_q and len_kv.
+    page_size: for calls of `attention_with_kvcache`, of sequences that may have len_kv keys, in pages of so many, or in one each; what
+        appends to such a cache is made ready, too.
+    batch_invariant: as `attention_with_kvcache` has it
     """
     on = _gpu(device)
     name = str(dtype).removeprefix("torch.")
     width_v = head_dim if head_dim_v is None else head_dim_v
     seen = Seen.of(causal, window, chunk)
     sizes = batch, heads, heads if kv_heads is None else kv_heads, len_q, len_q if len_kv is None else len_kv
-    layout, named = Sequences.PACKED if packed else Sequences.DENSE, (*seen.modifiers, *modifiers)
-    for operation in operations_of(passes):
-        problem = Problem(Dtype.parse(name), head_dim, width_v, seen.mask, operation, deterministic, named, layout)
-        workload = sized(problem, *sizes, *seen.sizes)
+    layout, named = sequences_of_options(packed, page_size), (*seen.modifiers, *modifiers)
+    problems = [
+        Problem(Dtype.parse(name), head_dim, width_v, seen.mask, operation, deterministic, named, layout, batch_invariant)
+        for operation in operations_of(passes)
+    ]
+    if layout is Sequences.CACHED:
+        problems.insert(0, Problem(Dtype.parse(name), head_dim, width_v, operation=APPEND, sequences=layout))
+    asked = [(problem, sized(problem, *sizes, *seen.sizes, page_size=page_size)) for problem in problems]
+    if layout is Sequences.CACHED:  # where nothing is rotated, what appends is told of no queries
+        asked.insert(0, (problems[0], replace(asked[0][1], heads_q=asked[0][1].heads_kv, len_q=0)))
+    for problem, workload in asked:
         excluded = excluded_families(operation_of(problem).call(problem, workload), on.device.target)
         choose_kernel(problem, workload, on, excluded, any_length=True)
         kernel = choose_kernel(problem, workload, on, excluded)
@@ -147,6 +160,7 @@ def tune(
     chunk: int | None = None,
     modifiers: Sequence[str] = (),
     packed: bool = False,
+    page_size: int | None = None,
     device: str | int | None = None,
     arch: str | None = None,
     jobs: int = 0,
@@ -159,7 +173,7 @@ def tune(
     from . import tuning
 
     sizes = (seqlens, seqlen_kv, batch, heads, kv_heads)
-    cells = cells_of(head_dim, head_dim_v, dtype, causal, *sizes, passes, deterministic, window, modifiers, chunk, packed)
+    cells = cells_of(head_dim, head_dim_v, dtype, causal, *sizes, passes, deterministic, window, modifiers, chunk, packed, page_size)
     return tuning.run(tuning.Request(cells, device, arch, jobs, budget_seconds, exhaustive, family, settings or {}))
 
 

@@ -18,6 +18,7 @@ MODEL_DIM = 2048  # of the default workloads: heads * head_dim
 SEQLENS = (512, 1024, 4096, 16384)
 MAX_SEQLEN = 2**24
 MAX_HEADS = 2**31 - 1  # and of a batch: what an int of a kernel holds
+APPEND = "append"  # the operation that adds keys to a cache
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ def problems_of(
     modifiers: Sequence[str] = (),
     chunk: int | None = None,
     packed: bool = False,
+    page_size: int | None = None,
 ) -> list[tuple[Problem, tuple[int, int, int]]]:
     """The problems that these options stand for: of each pass one, or one a mask if `causal` is None; and `Seen.sizes`.
 
@@ -58,7 +60,7 @@ def problems_of(
     for name in (CHUNK, WINDOW):
         if name in modifiers:
             raise ArgumentError(f"modifiers must be without {name}, which has an option of its own; got {', '.join(modifiers)}")
-    found, layout = [], Sequences.PACKED if packed else Sequences.DENSE
+    found, layout = [], sequences_of_options(packed, page_size)
     for operation in operations_of(passes):
         if find_operation(operation).is_attention:
             if head_dim is None:
@@ -70,13 +72,24 @@ def problems_of(
                 problem = Problem(Dtype.parse(dtype), head_dim, width, seen.mask, operation, deterministic, named, layout)
                 found.append((problem, seen.sizes))
         else:
-            given: dict[str, object] = {"head_dim": head_dim, "head_dim_v": head_dim_v, "causal": causal or None, "window": window}
-            given |= {"modifiers": tuple(modifiers) or None, "chunk": chunk, "packed": packed or None}
+            given: dict[str, object] = {"causal": causal or None, "window": window, "modifiers": tuple(modifiers) or None, "chunk": chunk}
+            of_cache: dict[str, object] = {"head_dim": head_dim, "head_dim_v": head_dim_v, "page_size": page_size}
+            given |= {**({} if operation == APPEND else of_cache), "packed": packed or None}
             for name, value in given.items():
                 if value is not None:
                     raise ArgumentError(f"{name} must be left out for {operation}, which has none; got {shown(value)}")
-            found.append((Problem(Dtype.parse(dtype), operation=operation), (OPEN, OPEN, OPEN)))
+            widths = _of_cache(head_dim, head_dim_v, page_size) if operation == APPEND else (0, 0)
+            found.append((Problem(Dtype.parse(dtype), *widths, operation=operation, sequences=layout), (OPEN, OPEN, OPEN)))
     return list(dict.fromkeys(found))
+
+
+def _of_cache(head_dim: int | None, head_dim_v: int | None, page_size: int | None) -> tuple[int, int]:
+    """Both head dims of what appends to a cache. Raises ArgumentError where one is not given, or no cache."""
+    for name, value in (("head_dim", head_dim), ("page_size", page_size)):
+        if value is None:
+            raise ArgumentError(f"{name} must be given for {APPEND}; got none")
+    assert head_dim is not None
+    return head_dim, head_dim if head_dim_v is None else head_dim_v
 
 
 @checked
@@ -96,6 +109,7 @@ def cells_of(
     modifiers: Sequence[str] = (),
     chunk: int | None = None,
     packed: bool = False,
+    page_size: int | None = None,
 ) -> list[Cell]:
     """The cells of one head dim, or of an operation that has none: see `problems_of`.
 
@@ -108,6 +122,7 @@ def cells_of(
         boolean_mask, document_ids, document_ids_int64, prefix_len, sinks.
     chunk: keys of a chunk, as `flashgen.attention` has it.
     packed: whether sequences are packed, as `flashgen.attention_varlen` has them: as many tokens, in sequences of any lengths.
+    page_size: keys of a page, where sequences are in a cache, as `flashgen.attention_with_kvcache` has them; None where they are not.
     Raises ArgumentError for sizes that no workload has.
     """
     if head_dim is not None:
@@ -121,17 +136,39 @@ def cells_of(
         require_int("seqlen", seqlen, 1, MAX_SEQLEN)
     if seqlen_kv is not None:
         require_int("seqlen_kv", seqlen_kv, 1, MAX_SEQLEN)
-    problems = problems_of(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, modifiers, chunk, packed)
+    problems = problems_of(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, modifiers, chunk, packed, page_size)
     heads = heads or (max(1, MODEL_DIM // head_dim) if head_dim else 1)
-    lengths = [(seqlen, seqlen_kv or seqlen) for seqlen in dict.fromkeys(seqlens)]
+    pairs = [(seqlen, seqlen_kv or seqlen) for seqlen in dict.fromkeys(seqlens)]
+    lengths = [(batch or max(1, TOKENS // max(pair)), *pair) for pair in pairs]
     return [
-        Cell(problem, sized(problem, batch or max(1, TOKENS // max(len_q, len_kv)), heads, kv_heads or heads, len_q, len_kv, *seen))
+        Cell(problem, sized(problem, sequences, heads, kv_heads or heads, len_q, len_kv, *seen, page_size=page_size))
         for problem, seen in problems
-        for len_q, len_kv in lengths
+        for sequences, len_q, len_kv in lengths
     ]
 
 
-def sized(problem: Problem, batch: int, heads_q: int, heads_kv: int, len_q: int, len_kv: int, *seen: int) -> Workload:
-    """A workload of these sizes; where the problem's sequences are packed, of the tokens that they have. seen: see `Seen.sizes`."""
+def sequences_of_options(packed: bool, page_size: int | None) -> Sequences:
+    """How sequences lie. Raises ArgumentError for pages of no keys, and of packed sequences."""
+    if page_size is None:
+        return Sequences.PACKED if packed else Sequences.DENSE
+    require_int("page_size", page_size, 1, MAX_SEQLEN)
+    if packed:
+        raise ArgumentError(f"page_size must be left out for packed sequences, which are in no cache; got {page_size}")
+    return Sequences.CACHED
+
+
+def sized(
+    problem: Problem, batch: int, heads_q: int, heads_kv: int, len_q: int, len_kv: int, *seen: int, page_size: int | None = None
+) -> Workload:
+    """A workload of these sizes; where the problem's sequences are packed, of the tokens that they have. seen: see `Seen.sizes`.
+
+    page_size: of a cache, in which each sequence has as many pages as so many keys need; what appends to it adds len_q keys to each
+    """
+    if problem.is_cached:
+        size = page_size or max(1, len_kv)
+        table_pages = -(-len_kv // size)
+        added = len_q if problem.operation == APPEND else 0
+        dense = Workload(batch, heads_q, heads_kv, len_q, table_pages * size, *seen)
+        return replace(dense, pages=batch * table_pages, page_size=size, table_pages=table_pages, new_keys=added)
     workload = Workload(batch, heads_q, heads_kv, len_q, len_kv, *seen)
     return replace(workload, tokens_q=batch * len_q, tokens_kv=batch * len_kv) if problem.is_packed else workload

@@ -12,6 +12,7 @@ from flashgen.codegen.operation import Operation
 from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.workload import Workload, equal_lengths
 
+CACHE_SEQLENS, BLOCK_TABLE, CACHE_LEFTPAD = "cache_seqlens", "block_table", "cache_leftpad"
 _QUERIES = (Axis.BATCH, Axis.LEN_Q, Axis.HEADS_Q)
 _KEYS = (Axis.BATCH, Axis.LEN_KV, Axis.HEADS_KV)
 
@@ -67,6 +68,8 @@ class Forward(Operation):
         tokens = replace(workload, batch=5, tokens_q=200, tokens_kv=600)
         of_packed = [Problem(Dtype.BF16, *widths[1], mask, sequences=Sequences.PACKED) for mask in Mask]
         plain += [(problem, tokens) for problem in of_packed]
+        pages = Workload(5, 6, 3, 4, 6 * 48, pages=31, page_size=48, table_pages=6)
+        plain += [(Problem(Dtype.BF16, *widths[1], mask, sequences=Sequences.CACHED), pages) for mask in Mask]
         return (*plain, *(modified_example(Problem(Dtype.BF16, 64, 64, modifiers=(name,)), workload) for name in modifiers()))
 
 
@@ -96,9 +99,9 @@ _CACHED_OPERANDS = (
     Operand("k", (*_CACHED_KEYS, Axis.HEAD_DIM)),
     Operand("v", (*_CACHED_KEYS, Axis.HEAD_DIM_V)),
     *_OPERANDS[3:],
-    Operand("cache_seqlens", (Axis.BATCH,), Element.I32),
-    Operand("block_table", (Axis.BATCH, Axis.TABLE), Element.I32, optional=True),
-    Operand("cache_leftpad", (Axis.BATCH,), Element.I32, optional=True),
+    Operand(CACHE_SEQLENS, (Axis.BATCH,), Element.I32),
+    Operand(BLOCK_TABLE, (Axis.BATCH, Axis.TABLE), Element.I32, optional=True),
+    Operand(CACHE_LEFTPAD, (Axis.BATCH,), Element.I32, optional=True),
 )
 _BY_SEQUENCES = {Sequences.DENSE: _OPERANDS, Sequences.PACKED: _PACKED_OPERANDS, Sequences.CACHED: _CACHED_OPERANDS}
 

@@ -27,6 +27,7 @@ from .options import (
     Modifiers,
     OnePass,
     Packed,
+    PageSize,
     Settings,
     Softcap,
     Window,
@@ -67,6 +68,7 @@ def debug(
     softcap: Softcap = None,
     modifiers: Modifiers = None,
     packed: Packed = False,
+    page_size: PageSize = None,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
@@ -98,11 +100,11 @@ def debug(
         require_int(name, size, 1)
     require_int("seed", seed, 0, 2**63 - 1)
     asked = problem(
-        head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk, packed
+        head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk, packed, page_size
     )
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     sizes = (batch, heads, kv_heads if kv_heads is not None else heads, seqlen, seqlen_kv if seqlen_kv is not None else seqlen)
-    workload = sized(asked, *sizes, *Seen.of(causal, parse_window(window), chunk).sizes)
+    workload = sized(asked, *sizes, *Seen.of(causal, parse_window(window), chunk).sizes, page_size=page_size)
     suffix = f"_{kernel.removeprefix('_')}" if kernel else ""
     interleaving = EmulationOrder(_schedule(schedule), late_copies, seed)
     found = runner.run_blocks(

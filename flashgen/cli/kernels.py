@@ -32,6 +32,7 @@ from .options import (
     Modifiers,
     OnePass,
     Packed,
+    PageSize,
     Passes,
     SeqlenKv,
     Settings,
@@ -71,6 +72,7 @@ def generate(
     softcap: Softcap = None,
     modifiers: Modifiers = None,
     packed: Packed = False,
+    page_size: PageSize = None,
     seqlen: Annotated[
         list[int] | None,
         typer.Option(
@@ -100,10 +102,22 @@ def generate(
 
     bundle.require_replaceable(out)  # before minutes of compiling
     kernels = generation.generate(
-        problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, modifiers), chunk, packed),
+        problems(
+            head_dim,
+            head_dim_v,
+            dtype,
+            causal,
+            passes,
+            deterministic,
+            window,
+            named_modifiers(softcap, modifiers),
+            chunk,
+            packed,
+            page_size,
+        ),
         list(dict.fromkeys(find_target(name.strip()) for name in arch.split(","))),
         generation.asked_workload(
-            head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads, passes, causal, parse_window(window), chunk, packed
+            head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads, passes, causal, parse_window(window), chunk, packed, page_size
         ),
         find_device(device) if device is not None else None,
         parse_settings(settings),
@@ -131,6 +145,7 @@ def compile_(
     softcap: Softcap = None,
     modifiers: Modifiers = None,
     packed: Packed = False,
+    page_size: PageSize = None,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
@@ -140,7 +155,7 @@ def compile_(
     from flashgen.selection import compilation
 
     asked = problem(
-        head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk, packed
+        head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk, packed, page_size
     )
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     artifact = compilation.compile_spec(spec)
@@ -181,13 +196,14 @@ def show(
     softcap: Softcap = None,
     modifiers: Modifiers = None,
     packed: Packed = False,
+    page_size: PageSize = None,
     arch: Arch = None,
     family: FamilyName = None,
     settings: Settings = None,
 ) -> None:
     """Print the CUDA source of one kernel: self-contained, as it is compiled."""
     asked = problem(
-        head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk, packed
+        head_dim, head_dim_v, dtype, causal, operation, deterministic, window, named_modifiers(softcap, modifiers), chunk, packed, page_size
     )
     spec = spec_for(asked, target_or_here(arch), parse_settings(settings), family)
     print(render(spec).text, end="")
@@ -196,7 +212,7 @@ def show(
 def verify(
     head_dim: HeadDim = None, head_dim_v: HeadDimV = 0, dtype: DtypeName = "bf16", causal: CausalOrBoth = None,
     passes: Passes = "forward", deterministic: Deterministic = False, window: Window = None, chunk: Chunk = None,
-    softcap: Softcap = None, modifiers: Modifiers = None, packed: Packed = False,
+    softcap: Softcap = None, modifiers: Modifiers = None, packed: Packed = False, page_size: PageSize = None,
     family: FamilyName = None, settings: Settings = None,
     device: Annotated[str, typer.Option("--device", help="Ordinal of the GPU, or cpu: the same kernel on emulated atoms.")] = "0",
     arch: Arch = None, json: Json = False,
@@ -205,7 +221,8 @@ def verify(
     from flashgen.verification.screen import verify_kernel
 
     load, target = _loader(device, arch)
-    every = problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, window, named_modifiers(softcap, modifiers), chunk, packed)
+    modified = window, named_modifiers(softcap, modifiers), chunk, packed, page_size
+    every = problems(head_dim, head_dim_v, dtype, causal, passes, deterministic, *modified)
     specs = [spec_for(asked, target, parse_settings(settings), family) for asked in every]
     results = [(spec, case) for spec in specs for case in verify_kernel(load(spec))]
     wrong = [case for _, case in results if not case.verdict.ok]

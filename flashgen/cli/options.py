@@ -90,6 +90,12 @@ Modifiers = Annotated[
 Packed = Annotated[
     bool, typer.Option("--packed/--dense", help="Packed sequences of any lengths, one behind the other: flashgen.attention_varlen.")
 ]
+PageSize = Annotated[
+    int | None,
+    typer.Option(
+        "--page-size", **INTEGER, help="Sequences in a cache, in pages of so many keys: flashgen.attention_with_kvcache. Kernels take any."
+    ),
+]
 FamilyName = Annotated[
     str | None, typer.Option("--family", help="Kernel family, for example attention_forward; default: the preferred one that can.")
 ]
@@ -148,9 +154,11 @@ def problems(
     modifiers: Sequence[str] = (),
     chunk: int | None = None,
     packed: bool = False,
+    page_size: int | None = None,
 ) -> list[Problem]:
     """Those of `problems_of`, where a `head_dim_v` of 0 is that of the same width."""
-    found = problems_of(head_dim, head_dim_v or None, dtype, causal, passes, deterministic, parse_window(window), modifiers, chunk, packed)
+    options = (dtype, causal, passes, deterministic, parse_window(window), modifiers, chunk, packed, page_size)
+    found = problems_of(head_dim, head_dim_v or None, *options)
     return list(dict.fromkeys(problem for problem, _ in found))
 
 
@@ -165,11 +173,12 @@ def problem(
     modifiers: Sequence[str] = (),
     chunk: int | None = None,
     packed: bool = False,
+    page_size: int | None = None,
 ) -> Problem:
     """One problem. Raises ArgumentError for both passes, of which a kernel computes one."""
     if operation == BOTH:
         raise choice_error("pass", operation, operation_names())
-    (only,) = problems(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, modifiers, chunk, packed)
+    (only,) = problems(head_dim, head_dim_v, dtype, causal, operation, deterministic, window, modifiers, chunk, packed, page_size)
     return only
 
 

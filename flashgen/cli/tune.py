@@ -34,6 +34,7 @@ from .options import (
     KvHeads,
     Modifiers,
     Packed,
+    PageSize,
     Passes,
     Seqlen,
     SeqlenKv,
@@ -69,6 +70,7 @@ def tune(
     softcap: Softcap = None,
     modifiers: Modifiers = None,
     packed: Packed = False,
+    page_size: PageSize = None,
     seqlen: Seqlen = None,
     seqlen_kv: SeqlenKv = None,
     batch: Batch = None,
@@ -98,7 +100,7 @@ def tune(
     modified = parse_window(window), named_modifiers(softcap, modifiers), chunk, packed
     lengths, sizes = tuple(seqlen or SEQLENS), (seqlen_kv, batch, heads, kv_heads)
     request = Request(
-        cells_of(head_dim, head_dim_v or None, dtype, causal, lengths, *sizes, passes, deterministic, *modified),
+        cells_of(head_dim, head_dim_v or None, dtype, causal, lengths, *sizes, passes, deterministic, *modified, page_size),
         device=device,
         arch=arch,
         jobs=jobs,

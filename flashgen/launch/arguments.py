@@ -203,9 +203,11 @@ def problem_of(
     deterministic: bool = False,
     modifiers: Given = NO_MODIFIERS,
     sequences: Sequences = Sequences.DENSE,
+    batch_invariant: bool = False,
 ) -> Problem:
     """What these tensors ask for. Raises ArgumentError if no family can compute it on any target."""
-    return _possible_problem(q.dtype, int(q.shape[-1]), int(v.shape[-1]), causal, operation, deterministic, modifiers.names, sequences)
+    widths, further = (int(q.shape[-1]), int(v.shape[-1])), (modifiers.names, sequences, batch_invariant)
+    return _possible_problem(q.dtype, *widths, causal, operation, deterministic, *further)
 
 
 @lru_cache(maxsize=2**10)
@@ -218,10 +220,11 @@ def _possible_problem(
     deterministic: bool,
     modifiers: tuple[str, ...],
     sequences: Sequences,
+    batch_invariant: bool,
 ) -> Problem:
     """One instance for all calls, which differ in their lengths far more often than in this. Raises ArgumentError as `problem_of`."""
     mask = Mask.CAUSAL if causal else Mask.FULL
-    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, mask, operation, deterministic, modifiers, sequences)
+    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, mask, operation, deterministic, modifiers, sequences, batch_invariant)
     require_possible(problem)
     return problem
 
@@ -261,9 +264,9 @@ def workload_of(q: torch.Tensor, k: torch.Tensor, layout: str, modifiers: Given 
     return Workload(of_q[0], of_q[head], of_k[head], of_q[row], of_k[row])
 
 
-def require_memory(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **others: torch.Tensor) -> None:
+def require_memory(q: torch.Tensor, k: torch.Tensor | None = None, v: torch.Tensor | None = None, **others: torch.Tensor) -> None:
     """Raises ArgumentError unless these begin at addresses that kernels can take, and their storages hold all their elements."""
-    named = {"q": q, "k": k, "v": v, **others}
+    named = {name: tensor for name, tensor in {"q": q, "k": k, "v": v, **others}.items() if tensor is not None}
     for name, tensor in named.items():
         if past := tensor.data_ptr() % ALIGNMENT:
             raise ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")

@@ -160,11 +160,11 @@ def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall 
 untraced(_runner(0, torch.bfloat16, _outputs((0, 0, 0, 0), 0, "bshd"), None))  # marks the code, which all that it returns share
 
 
-def gpu_of(q: torch.Tensor) -> Gpu:
-    """The GPU that holds q. Raises ArgumentError if none does."""
-    if q.device.type != "cuda":
-        raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
-    return gpu(q.device.index)
+def gpu_of(tensor: torch.Tensor, name: str = "q") -> Gpu:
+    """The GPU that holds a tensor. Raises ArgumentError if none does."""
+    if tensor.device.type != "cuda":
+        raise ArgumentError(f"{name} must be on a CUDA device; got {tensor.device}")
+    return gpu(tensor.device.index)
 
 
 def bind_chosen(call: Call, on: Gpu) -> BoundCall:

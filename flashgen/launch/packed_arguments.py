@@ -185,7 +185,7 @@ def require_right_values(q: torch.Tensor, k: torch.Tensor, tokens: PackedTokens)
     It cannot while a CUDA graph is being captured, and says so once.
     """
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
-        return _tell_of_capture()
+        return tell_of_capture()
     for side, most in (("q", q.shape[0]), ("kv", k.shape[0])):
         name, used = f"cu_seqlens_{side}", getattr(tokens, f"seqused_{side}")
         ends = getattr(tokens, name).tolist()
@@ -201,5 +201,6 @@ def require_right_values(q: torch.Tensor, k: torch.Tensor, tokens: PackedTokens)
 
 
 @cache
-def _tell_of_capture() -> None:
+def tell_of_capture() -> None:
+    """Says, once, that values are not looked at."""
     logger.warning("%s: nothing is checked while a CUDA graph is being captured", CHECK)

@@ -1,4 +1,4 @@
-"""`Tensors`: the operands of one call, in ordinary and in awkward memory layouts, with outputs poisoned by NaN."""
+"""`Tensors`: the operands of one call, in ordinary and in awkward memory layouts, with what is only written poisoned by NaN."""
 
 from __future__ import annotations
 
@@ -82,9 +82,13 @@ class Tensors(Mapping[str, torch.Tensor]):
         """The call of these tensors; `scalars`: those that are not as usual."""
         of_modifiers = (*modifier_operands(self.problem), *modifier_gradients(self.problem))
         own = {operand.name for operand in of_modifiers if operand.is_strided}  # with any strides
-        free = {operand.name for operand in of_modifiers if operand.free}
+        free = {operand.name for operand in self.operands if operand.free}
         strides = {name: _strides(tensor, name in own) for name, tensor in self.items() if name not in free}
         return operation_of(self.problem).call(self.problem, self.workload, strides, scalars)
+
+    def changed(self) -> dict[str, torch.Tensor]:
+        """Dense copies of what a kernel both reads and writes, by name: how it was before."""
+        return {o.name: self[o.name].clone(memory_format=torch.contiguous_format) for o in self.operands if o.role is Role.INOUT}
 
     def replacing(self, **others: torch.Tensor) -> Tensors:
         """With other tensors of these names."""
@@ -97,7 +101,7 @@ class Tensors(Mapping[str, torch.Tensor]):
         """
         on_cpu = next(iter(self.values())).device.type == "cpu"
         dense = modifier_gradients(self.problem)
-        strided = [o for o in self.operands if o.is_strided and (on_cpu or o.role is Role.IN) and o not in dense]
+        strided = [o for o in self.operands if o.is_strided and (on_cpu or o.role is not Role.OUT) and o not in dense]
         laid = {operand.name: _laid_apart(self[operand.name], _ORDERS[i % len(_ORDERS)], 8 * (i + 1)) for i, operand in enumerate(strided)}
         return self.replacing(**laid)
 
@@ -114,10 +118,12 @@ class Tensors(Mapping[str, torch.Tensor]):
         return self.replacing(**laid)
 
     def poison(self) -> None:
-        """Fills the outputs with NaN: what a kernel does not write shows."""
-        for tensor in self.outputs.values():
-            in_memory = tuple(slice(None) if step else slice(1) for step in tensor.stride())  # a gradient may be the same along an axis
-            tensor[in_memory].fill_(math.nan)
+        """Fills what a kernel only writes with NaN, or a wild number: what it does not write shows."""
+        for operand in self.operands:
+            if operand.role is Role.OUT:
+                tensor = self[operand.name]
+                in_memory = tuple(slice(None) if step else slice(1) for step in tensor.stride())  # a gradient may be the same along an axis
+                tensor[in_memory].fill_(math.nan if tensor.is_floating_point() else _WILD)
 
 
 def _strides(tensor: torch.Tensor, any_last: bool = False) -> tuple[int, ...]:

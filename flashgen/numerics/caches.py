@@ -110,7 +110,9 @@ def drawn_cache(problem: Problem, workload: Workload, generator: torch.Generator
 
 
 def poison_unused(tensors: Mapping[str, Tensor]) -> None:
-    """Fills with NaN, in place, what no sequence uses of k and v."""
+    """Fills with NaN, in place, what no sequence uses of k and v, where attention finds them in a cache."""
+    if "cache_seqlens" not in tensors or "k" not in tensors:
+        return
     used = torch.zeros(tensors["k"].shape[:2], dtype=torch.bool, device=tensors["k"].device)
     for page, row in cached_keys(tensors):
         used[page, row] = True

@@ -9,11 +9,15 @@ import torch
 
 from flashgen.build.emulator.kernel import EmulatedKernel
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, modifier_gradients, modifier_operands
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem, Sequences
 from flashgen.codegen.target import find_target
 
 from ..launch import arguments, cpu
+from ..launch.append_arguments import AppendTensors, append_call, require_append_memory
+from ..launch.append_plan import rotated_shape
 from ..launch.asked import expanded, have_gradients
+from ..launch.cached_arguments import CachedKeys, cached_workload
 from ..launch.gradients import Gradients, gradient_call, is_trivial
 from ..launch.packed_arguments import PackedTokens, packed_workload
 from ..launch.packed_gradients import all_are_zero, packed_gradient_call
@@ -74,6 +78,39 @@ def packed_attention_on_cpu(
         named = {name: tensor for name, tensor in zip(PackedTokens._fields[:4], tokens[:4], strict=True) if tensor is not None}
         named |= {"q": q, "k": k, "v": v, "out": out, "lse": lse, **expanded(modifier_operands(problem), problem, workload, others)}
         tensors = Tensors(problem, workload, named)
+        scalars = {**({} if scale is None else {"scale": scale}), **dict(modifiers.numbers)}
+        excluded = excluded_families(tensors.call(scalars), find_target(cpu.ARCHITECTURE))
+        cpu.run_on_cpu(_default_kernel(problem, excluded), tensors, scalars)
+    return out, lse
+
+
+def cached_attention_on_cpu(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    where: CachedKeys,
+    causal: bool,
+    scale: float | None,
+    batch_invariant: bool = False,
+    modifiers: Given = NO_MODIFIERS,
+    others: Sequence[torch.Tensor] = (),
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) of CPU tensors and a cache that have passed `check_cached_call`, by the default kernel. `others`: of modifiers.
+
+    Raises ArgumentError for memory that a kernel cannot take.
+    """
+    arguments.require_memory(q, k_cache=k_cache, v_cache=v_cache)
+    of_cache = Sequences.CACHED, batch_invariant
+    problem = arguments.problem_of(q, v_cache, causal, "forward", False, modifiers, *of_cache)
+    workload = cached_workload(q, k_cache, where, modifiers)
+    out, lse = q.new_empty((*q.shape[:3], v_cache.shape[3])), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
+    if lse.numel():
+        table = where.block_table if where.cache_batch_idx is None else where.cache_batch_idx[:, None]
+        named = {"cache_seqlens": where.cache_seqlens, "block_table": table, "cache_leftpad": where.cache_leftpad}
+        given = {name: tensor for name, tensor in named.items() if tensor is not None}
+        given |= {"q": q, "k": k_cache, "v": v_cache, "out": out, "lse": lse}
+        given |= expanded(modifier_operands(problem), problem, workload, others)
+        tensors = Tensors(problem, workload, given)
         scalars = {**({} if scale is None else {"scale": scale}), **dict(modifiers.numbers)}
         excluded = excluded_families(tensors.call(scalars), find_target(cpu.ARCHITECTURE))
         cpu.run_on_cpu(_default_kernel(problem, excluded), tensors, scalars)
@@ -148,6 +185,24 @@ def packed_gradients_on_cpu(
         excluded = excluded_families(call, find_target(cpu.ARCHITECTURE))
         cpu.run_on_cpu(_default_kernel(call.problem, excluded), Tensors(call.problem, call.workload, given), call.scalars)
     return d_q, d_k, d_v, *of_others
+
+
+def append_on_cpu(problem: Problem, tensors: AppendTensors, rotary_interleaved: bool, by_query: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """(lengths, rotated queries) of CPU tensors of the problem that `check_append` gave; the default kernel changes their caches.
+
+    Raises ArgumentError for memory that a kernel cannot take.
+    """
+    require_append_memory(tensors)
+    call = append_call(problem, tensors, rotary_interleaved, by_query)
+    q_rotated, lengths = tensors.k_cache.new_empty(rotated_shape(tensors)), torch.empty_like(tensors.cache_seqlens)
+    if call.workload.batch:
+        named = {**tensors.by_operand, "lengths": lengths}
+        sizes = {operand.name: operand.sizes(problem, call.workload) for operand in operation_of(problem).operands(problem)}
+        missing = {name: tensors.k_cache.new_empty(sizes[name]) for name in ("k_new", "v_new", "q") if name not in named}
+        named |= {**missing, "q_rotated": q_rotated if tensors.rotated is not None else q_rotated.view(sizes["q_rotated"])}
+        excluded = excluded_families(call, find_target(cpu.ARCHITECTURE))
+        cpu.run_on_cpu(_default_kernel(problem, excluded), Tensors(problem, call.workload, named), call.scalars)
+    return lengths, q_rotated
 
 
 @cache

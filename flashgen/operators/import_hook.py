@@ -5,6 +5,7 @@ A program that PyTorch exported names its operators, and whoever loads it may ha
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 from importlib.machinery import ModuleSpec
@@ -21,7 +22,8 @@ def register_operators() -> None:
 
 def _register() -> None:
     try:
-        from . import autograd, packed_gradients, transforms  # noqa: F401
+        for module in ("autograd", "packed_gradients", "transforms", "append", "cached"):  # first what tells best what a PyTorch lacks
+            importlib.import_module(f".{module}", __package__)
     except ImportError as error:
         if not (error.name or "").startswith("flashgen."):
             _complain(error)

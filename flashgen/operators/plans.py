@@ -224,10 +224,11 @@ class _Before:
 
 
 class _OfThread(threading.local):
-    """What each thread has of its own. before: what ran its last call, if that can be known again; before_packed: of packed sequences."""
+    """What each thread has of its own. before: what ran its last call, if that can be known again; the others: of other operators."""
 
     before: _Before | None = None
     before_packed: Any = None
+    before_append: Any = None
 
 
 _LOCAL = _OfThread()

@@ -60,14 +60,14 @@ def _forward_elsewhere(
     return cpu.attention_on_cpu(q, k, v, causal, scale, layout, *asked(*modified))
 
 
-def cpu_is_allowed(q: torch.Tensor) -> None:
-    """Raises ArgumentError unless q is on the CPU, and kernels may run there."""
-    if q.device.type != "cpu":
-        raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
+def cpu_is_allowed(tensor: torch.Tensor, name: str = "q") -> None:
+    """Raises ArgumentError unless a tensor is on the CPU, and kernels may run there."""
+    if tensor.device.type != "cpu":
+        raise ArgumentError(f"{name} must be on a CUDA device; got {tensor.device}")
     if os.environ.get("FLASHGEN_CPU") != "1":
         raise ArgumentError(
-            f"q must be on a CUDA device; got {q.device}. FLASHGEN_CPU=1 in the environment lets kernels run on the CPU, thread for "
-            "thread: right, and slow"
+            f"{name} must be on a CUDA device; got {tensor.device}. FLASHGEN_CPU=1 in the environment lets kernels run on the CPU, "
+            "thread for thread: right, and slow"
         )
 
 

@@ -40,6 +40,7 @@ def asked_workload(
     window: Ends | None = None,
     chunk: int | None = None,
     packed: bool = False,
+    page_size: int | None = None,
 ) -> Workload | None:
     """The workload that was asked for, with the sizes left out as `flashgen tune` takes them; None if no length was given.
 
@@ -54,7 +55,7 @@ def asked_workload(
     if not seqlens:
         return None
     sizes = (seqlens, seqlen_kv, batch, heads, kv_heads)
-    cells = cells_of(head_dim, None, "bf16", causal, *sizes, passes, window=window, chunk=chunk, packed=packed)
+    cells = cells_of(head_dim, None, "bf16", causal, *sizes, passes, window=window, chunk=chunk, packed=packed, page_size=page_size)
     workloads = {cell.workload for cell in cells}
     if len(workloads) > 1:
         names = " and ".join(sorted(workload.name for workload in workloads))

@@ -111,6 +111,7 @@ def run_blocks(
     artifact = compilation.store().get_or_compile(source, Emulated.SANITIZED if sanitize else Emulated.PROGRAM)
     emulated = EmulatedProgram(artifact, folder)
     _poison(tensors)
+    before = tensors.replacing(**tensors.changed())
     memory = {buffer.name: torch.zeros(buffer.bytes, dtype=torch.uint8) for buffer in program.buffers}
     _run_whole(spec, tensors, memory, program.launches[:asked])
     if launch.waits is not Waits.NOBODY and block:
@@ -132,11 +133,12 @@ def run_blocks(
     if not (whole or last):
         return Debugged(emulated, some, launch.grid, None, torch.empty(0, 3, dtype=torch.int64), None, "; ".join(missing))
     oracle = oracle_of(spec.problem)
-    rows = oracle.rows_of(_touched(tensors))
-    every = len(oracle.rows_of({name: torch.ones_like(tensor, dtype=torch.bool) for name, tensor in tensors.outputs.items()}))
-    if not len(rows) or (whole and len(rows) < every):
-        missing.append(f"{every - len(rows)} rows were not written" if len(rows) else "no row was written")
-    verdict = Expected.of(tensors, sample=rows).judge(tensors) if len(rows) else None
+    touched = _touched(tensors, before)
+    rows = oracle.rows_of(touched)
+    written, every = (len(oracle.rows_of(_only_written(tensors, masks))) for masks in (touched, None))
+    if not len(rows) or (whole and written < every):
+        missing.append(f"{every - written} rows were not written" if len(rows) else "no row was written")
+    verdict = Expected.of(before, sample=rows).judge(tensors) if len(rows) else None
     return Debugged(emulated, some, launch.grid, None, rows, verdict, "; ".join(missing))
 
 
@@ -190,10 +192,24 @@ def _bytes(tensor: torch.Tensor) -> bytes:
 
 
 def _poison(tensors: Tensors) -> None:
-    for tensor in tensors.outputs.values():
-        _span(tensor).view(_INTEGERS[tensor.element_size()]).fill_(_POISON[tensor.element_size()])
+    for operand in tensors.operands:
+        if operand.role is Role.OUT:
+            size = (tensor := tensors[operand.name]).element_size()
+            _span(tensor).view(_INTEGERS[size]).fill_(_POISON[size])
 
 
-def _touched(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Of each output the elements that are no longer as they were."""
-    return {name: t.view(_INTEGERS[t.element_size()]) != _POISON[t.element_size()] for name, t in tensors.outputs.items()}
+def _touched(tensors: Tensors, before: Tensors) -> dict[str, torch.Tensor]:
+    """Of each output the elements that are no longer as they were; before: with copies of those that are read as well."""
+    found = {}
+    for name, tensor in tensors.outputs.items():
+        size = tensor.element_size()
+        was = before[name].view(_INTEGERS[size]) if before[name] is not tensor else _POISON[size]
+        found[name] = tensor.view(_INTEGERS[size]) != was
+    return found
+
+
+def _only_written(tensors: Tensors, masks: Mapping[str, torch.Tensor] | None) -> dict[str, torch.Tensor]:
+    """These masks, or all, of outputs of which a kernel writes every row: nothing of those that it reads as well."""
+    changed = {operand.name for operand in tensors.operands if operand.role is Role.INOUT}
+    every = {name: torch.full(tensor.shape, name not in changed) for name, tensor in tensors.outputs.items()}
+    return every if masks is None else {name: mask & every[name] for name, mask in masks.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -42,12 +42,27 @@ class CaseResult:
 
 @dataclass(frozen=True)
 class _Case:
-    """`expected`: of groups of rows, each judged among its like: a bound that one group needs would hide what another loses."""
+    """`expected`: of groups of rows, each judged among its like: a bound that one group needs would hide what another loses.
+
+    `changed`: what kernels change of the tensors, as it was before.
+    """
 
     workload: Workload
     magnitude: float
     tensors: Tensors
     expected: tuple[Expected, ...]
+    changed: Mapping[str, torch.Tensor]
+
+    @classmethod
+    def of(cls, magnitude: float, tensors: Tensors, samples: Sequence[torch.Tensor | None] = (None,)) -> _Case:
+        """Of tensors as a kernel is to find them; a group for each sample."""
+        expected = tuple(Expected.of(tensors, sample=sample) for sample in samples)
+        return cls(tensors.workload, magnitude, tensors, expected, tensors.changed())
+
+    def restore(self) -> None:
+        """Undoes what a kernel changed, for the next one."""
+        for name, before in self.changed.items():
+            self.tensors[name].copy_(before)
 
     def judge(self) -> Verdict:
         """The first group's that failed."""
@@ -81,7 +96,7 @@ class Screen:
             found: list[_Case] = []
             for shape in self.shapes:
                 number = cases.SHAPES.index(shape) if shape in cases.SHAPES else 0
-                workload = with_sizes_to_verify(self.problem, grouped_workload(shape, group_unit, self.problem.sequences, 2), number)
+                workload = self._sized(grouped_workload(shape, group_unit, self.problem.sequences, 2), number)
                 for magnitude in self.magnitudes:
                     tensors = Tensors.random(self.problem, workload, generator)
                     if magnitude != 1:
@@ -90,19 +105,21 @@ class Screen:
                     tensors = tensors.apart() if is_apart else tensors.without_optional_inputs()
                     if magnitude != 1 or not is_apart:  # of packed sequences how much is used may be left out
                         tensors.derive()
-                    if self.problem.is_cached:
-                        poison_unused(tensors)
-                    found.append(_Case(workload, magnitude, tensors, (Expected.of(tensors),)))
+                    poison_unused(tensors)
+                    found.append(_Case.of(magnitude, tensors))
             for shape in self.special:
-                workload = with_sizes_to_verify(self.problem, grouped_workload(shape, group_unit, self.problem.sequences), None)
+                workload = self._sized(grouped_workload(shape, group_unit, self.problem.sequences), None)
                 tensors, dense = as_dense(Tensors.random(self.problem, workload, generator))
                 magnitude, groups = SPECIAL[shape](dense, self.problem.dtype)
                 tensors = tensors.far() if shape == FAR else tensors
                 tensors.derive()
-                rows = [_rows(self.problem, workload, queries) for queries in groups]
-                found.append(_Case(workload, magnitude, tensors, tuple(Expected.of(tensors, sample=of) for of in rows)))
+                found.append(_Case.of(magnitude, tensors, [_rows(self.problem, workload, queries) for queries in groups]))
             self._cases[group_unit] = found
         return self._cases[group_unit]
+
+    def _sized(self, workload: Workload, number: int | None) -> Workload:
+        """With the sizes that modifiers have, and operations but attention."""
+        return operation_of(self.problem).sizes_to_verify(with_sizes_to_verify(self.problem, workload, number))
 
     def judge(self, kernel: Kernel | EmulatedKernel) -> list[CaseResult]:
         """Runs the kernel on every case that it can take: calls like the others go to another family.
@@ -115,6 +132,7 @@ class Screen:
             if refused := spec.family.call_refusals(case.tensors.call(), spec.config):
                 refusals |= dict.fromkeys(refused)
                 continue
+            case.restore()
             _launch(kernel, case.tensors)
             results.append(CaseResult(case.workload, case.magnitude, case.judge()))
         if not results:

@@ -25,6 +25,7 @@ inline void tell(const char* op, const void* global = nullptr, std::uint32_t sha
 struct Copy {
     std::uint32_t destination;
     const void* source;  // null: zeros
+    int bytes;
 };
 
 struct Thread {

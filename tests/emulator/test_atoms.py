@@ -109,19 +109,21 @@ LDMATRIX = """
     for (int i = 0; i < 4; ++i) out[i] = fragment[i];
 """
 COPY = """
-    const SharedAddress own = shared_memory() + t * 48;
+    const SharedAddress own = shared_memory() + t * 64;
     cp_async_16(own, in + t * 4);
     cp_async_commit_group();
     cp_async_16(own + 16, in + t * 4, t % 3 != 0);
     cp_async_16(own + 32, in + (63 - t) * 4, true);
+    cp_async_4(own + 52, in + t * 3);
     cp_async_commit_group();
     cp_async_wait_group<1>();
     const uint4 first = load_shared_v4(own);
     cp_async_wait_group<0>();
     barrier_sync();
-    const SharedAddress other = shared_memory() + (t * 5 % 64) * 48;
+    const SharedAddress other = shared_memory() + (t * 5 % 64) * 64;
     const uint4 second = load_shared_v4(other + 16), third = load_shared_v4(other + 32);
     out[0] = first.x; out[1] = first.w; out[2] = second.y; out[3] = second.z; out[4] = third.x; out[5] = third.w;
+    out[6] = load_shared(other + 52);
 """
 # Results take the even words of the output; odd ones, 0xDEADBEEF before, are for words that threads share.
 FLAG = """
@@ -249,7 +251,7 @@ PROBES = [
     ),
     Probe("red", ADDED, lambda: words(floats(512)[len(SPECIAL) :].repeat(2)[:512]), 8, agree=near(0)),  # type: ignore[arg-type]
     Probe("red-v4", ADDED_BY_FOURS, lambda: words(floats(512)), 8, agree=near(0), arch="sm_90a"),  # type: ignore[arg-type]
-    Probe("cp_async", COPY, lambda: halves(256), 6),
+    Probe("cp_async", COPY, lambda: halves(256), 7),
     Probe("ldmatrix", LDMATRIX.replace("ATOM", "ldmatrix_x4"), lambda: halves(256), 4),
     Probe("ldmatrix-trans", LDMATRIX.replace("ATOM", "ldmatrix_x4_trans"), lambda: halves(256), 4),
     Probe("mma-Bf16", MMA.replace("ELEMENT", "Bf16"), lambda: fragments(torch.bfloat16), 4, agree=mma_agrees),

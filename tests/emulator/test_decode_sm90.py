@@ -64,7 +64,7 @@ ROWS_AND_KEYS = [
     Fault("decode-tail-not-masked", "            if (masked) mask(tile);\n", "", FULL),
     Fault("decode-mask-one-key-too-many", ">= ends_of_keys[e / 2]", "> ends_of_keys[e / 2]", CAUSAL),
     Fault("decode-masked-tile-too-late", "chain.keys(rows.first_query).end) / kBlockKv", "p.len_kv) / kBlockKv", CAUSAL),
-    Fault("decode-rows-of-the-first-group", "(S, smem.q_tile, row_group * 64,", "(S, smem.q_tile, 0,", ROWS),
+    Fault("decode-rows-of-the-first-group", "(S, smem.q_tile(q_state.stage), row_group * 64,", "(S, smem.q_tile(q_state.stage), 0,", ROWS),
     Fault("decode-output-not-rescaled", "if (softmax.needs_rescale) softmax.rescale(O);", "", RISING),
     Fault("decode-softmax-of-the-part-before", "        softmax.restart();\n", "", FULL),
 ]
@@ -115,8 +115,8 @@ RACES = [
         "missing proxy fence",
         Fault(
             "decode-zeros-without-a-fence",
-            "        fence_proxy_async();\n    }\n    __device__ __forceinline__ KeyTile",
-            "    }\n    __device__ __forceinline__ KeyTile",
+            "        fence_proxy_async();\n    }\n    __device__ __forceinline__ QueryTile",
+            "    }\n    __device__ __forceinline__ QueryTile",
             FULL,
         ),
     ),

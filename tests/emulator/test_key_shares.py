@@ -13,7 +13,9 @@ from flashgen import templates
 from flashgen.build.emulator import compiler
 from flashgen.build.emulator.kernel import ORDERS, EmulatedLaunch, EmulatedLibrary, EmulationOrder, Schedule
 from flashgen.codegen.attention import reciprocal
-from flashgen.codegen.render import Atoms, Source, atom_files
+from flashgen.codegen.prune import END
+from flashgen.codegen.render import Atoms, Source, atom_files, jinja_environment
+from flashgen.codegen.score_chain import conditions
 
 ROWS, COLUMNS, THREADS = 3, 8, 64
 ATOMS = ("types", "register", "index", "shared_memory", "barrier", "atomic", "mul", "ex2", "shfl_sync")
@@ -99,7 +101,9 @@ FAULTS = {
 
 
 def variant(name: str, old: str = "", new: str = "") -> str:
-    text = "".join(templates.read(f"tile/common/{tile}.cuh") for tile in TILES)
+    found = conditions((), "forward")  # as for dense sequences
+    inserted = jinja_environment().from_string("{{ source(path) }}")
+    text = "".join(inserted.render(path=f"tile/common/{tile}.cuh", **found).replace(END, "") for tile in TILES)
     assert not old or text.count(old) == 1, f"{name} does not apply"
     return f"namespace {name.replace('-', '_')} {{{text.replace(old, new) if old else text}{KERNEL}}}\n"
 

@@ -41,6 +41,7 @@ class NamedKernel:
     config: Config | None = None
     dtype: Dtype = Dtype.FP16
     sequences: Sequences = Sequences.DENSE
+    batch_invariant: bool = False
 
     def spec(self) -> KernelSpec:
         """For sm_90a, which every family has kernels for."""
@@ -50,6 +51,7 @@ class NamedKernel:
             deterministic=self.deterministic,
             modifiers=self.modifiers,
             sequences=self.sequences,
+            batch_invariant=self.batch_invariant,
         )
         return KernelSpec(family, problem, self.config or family.default(problem, target), target)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 
@@ -16,22 +16,24 @@ from flashgen.verification.expected import Expected
 from tests.support.runs import emulated_kernel, emulated_text
 
 
-def rejected(kernel: EmulatedKernel, tensors: Tensors) -> str:
-    """Why the rule rejects what the kernel makes of these; empty if it does not."""
-    run_on_cpu(kernel, tensors)
-    verdict = Expected.of(tensors).judge(tensors)
+def rejected(kernel: EmulatedKernel, tensors: Tensors, scalars: Mapping[str, float] | None = None) -> str:
+    """Why the rule rejects what the kernel makes of these; empty if it does not. scalars: those that are not as usual."""
+    expected = Expected.of(tensors, scalars)
+    run_on_cpu(kernel, tensors, scalars)
+    verdict = expected.judge(tensors)
     return "" if verdict.ok else verdict.message
 
 
 @dataclass(frozen=True)
 class Planted:
-    """Replaces `find`, which must occur exactly once, by `replace`. `make` makes the tensors."""
+    """Replaces `find`, which must occur exactly once, by `replace`. `make` makes the tensors; scalars: those that are not as usual."""
 
     name: str
     spec: KernelSpec
     find: str
     replace: str
     make: Callable[[], Tensors]
+    scalars: tuple[tuple[str, float], ...] = ()
 
     def text(self) -> Source:
         """The faulty kernel."""
@@ -41,14 +43,14 @@ class Planted:
 
     def caught_by(self) -> str:
         """What rejects the faulty kernel on tensors on which the right one is accepted; empty if nothing does."""
-        assert not _rejected_without_a_fault(self.spec, self.make)
+        assert not _rejected_without_a_fault(self.spec, self.make, self.scalars)
         try:
-            return rejected(emulated_kernel(self.spec, self.text()), self.make())
+            return rejected(emulated_kernel(self.spec, self.text()), self.make(), dict(self.scalars))
         except EmulatorFaultError as error:
             return str(error)
 
 
 @cache
-def _rejected_without_a_fault(spec: KernelSpec, make: Callable[[], Tensors]) -> str:
+def _rejected_without_a_fault(spec: KernelSpec, make: Callable[[], Tensors], scalars: tuple[tuple[str, float], ...]) -> str:
     """Once for all faults that are planted there."""
-    return rejected(emulated_kernel(spec), make())
+    return rejected(emulated_kernel(spec), make(), dict(scalars))

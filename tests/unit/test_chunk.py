@@ -27,6 +27,7 @@ from flashgen.selection.picks import model_picks, picks
 from flashgen.tuning.generation import asked_workload
 from flashgen.verification import cases
 from flashgen.verification.cases import grouped_workload
+from tests.support.examples import is_of_attention
 
 PROBLEM = Problem(Dtype.BF16, 64, mask=Mask.CAUSAL, modifiers=("chunk",))
 SIZES = Workload(1, 4, 2, 1000, 1200, chunk=100)
@@ -91,7 +92,7 @@ def test_a_workload_refuses_a_chunk_out_of_range(chunk: Any) -> None:
 
 
 def test_families_take_it_or_say_why_not() -> None:
-    attention = [family for family in families().values() if family.operation != "softmax"]
+    attention = [family for family in families().values() if is_of_attention(family)]
     wide = dataclasses.replace(PROBLEM, head_dim=256, head_dim_v=256)
     takes = {
         family.name

@@ -217,7 +217,7 @@ GENERIC = ("--family", "attention_forward")
         ),
         (
             ["compile", "--head-dim", "64", "--family", "best"],
-            "family must be one of attention_backward, attention_backward_pair_sm90, ",
+            "family must be one of append_rows, attention_backward, attention_backward_pair_sm90, ",
         ),
         (["compile", "--head-dim", "64", "--arch", "sm_80", "--family", "attention_forward_sm90"], "target must be sm_90a; got sm_80"),
         (["tune", "--head-dim", "64", "--device", "h900"], "device must be one of a100,"),

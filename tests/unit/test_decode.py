@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from typing import Any
 
 import pytest
 
 from flashgen.codegen.attention import attention_call
+from flashgen.codegen.cached import ENTRIES
 from flashgen.codegen.devices import find_device
+from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.families.attention_decode.config import AttentionDecodeConfig as Config
 from flashgen.codegen.families.attention_decode.family import FAMILY
 from flashgen.codegen.families.attention_decode.shares import Shares, shares_of
+from flashgen.codegen.families.attention_decode_sm90.boxes import PART_COST
 from flashgen.codegen.families.attention_forward.config import QueryPlace
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.family import find_family
+from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.program import BufferKind
 from flashgen.codegen.target import find_target, targets
 from flashgen.codegen.workload import Workload
@@ -24,6 +29,7 @@ A100, H200 = find_device("a100"), find_device("h200")
 PROBLEM = Problem(Dtype.BF16, 128, 128)
 TARGET = find_target("sm_80")
 PLAIN = Config(16, 16, 64, 4, 3, QueryPlace.REGISTERS)
+CACHED = dataclasses.replace(PROBLEM, sequences=Sequences.CACHED)
 
 
 @pytest.mark.parametrize(
@@ -77,10 +83,11 @@ def test_warps_are_whole_row_groups() -> None:
         assert reason.startswith("warps must be a multiple of")
 
 
-def test_every_target_has_configs_for_every_width() -> None:
+@pytest.mark.parametrize("sequences", [Sequences.DENSE, Sequences.CACHED])
+def test_every_target_has_configs_for_every_width(sequences: Sequences) -> None:
     for target in targets().values():
         for width in range(8, 257, 8):
-            problem = Problem(Dtype.FP16, width, 264 - width, Mask.CAUSAL)
+            problem = Problem(Dtype.FP16, width, 264 - width, Mask.CAUSAL, sequences=sequences)
             configs = list(FAMILY.space(problem, target))
             assert 1 <= len(configs) <= 20
             assert all(not FAMILY.check(problem, config, target) for config in configs)
@@ -91,6 +98,90 @@ def test_more_tiles_than_an_int_counts_are_refused() -> None:
     call = attention_call(PROBLEM, Workload(2**20, 64, 64, 1, 2**17))
     (reason,) = FAMILY.call_refusals(call)
     assert reason == f"tiles of 16 packed rows by 16 keys must be at most {2**31 - 1} in a decode kernel; got {2**20 * 64 * 2**13}"
+
+
+def cached_workload(batch: int, page_size: int, table_pages: int, pages: int = 1000) -> Workload:
+    return Workload(batch, 32, 8, 1, page_size * table_pages, pages=pages, page_size=page_size, table_pages=table_pages)
+
+
+def test_sequences_in_a_cache_may_be_cut_even_if_room_for_keys_is_shared_in_whole_items() -> None:
+    program = FAMILY.program(PLAIN, attention_call(CACHED, cached_workload(27, 64, 128)), A100)
+    assert [buffer.bytes for buffer in program.buffers] == [2 * 108 * 16 * (128 + 4) * 4, 4 * 108]
+    values = program.launches[0].values
+    assert (values["blocks"], values["heads_of_share"], values["key_tiles"], values["len_kv"]) == (108, 2, 128, 8192)
+    assert (values["pages"], values["page_size"], values["page_size_reciprocal"], values["block_table_row"]) == (1000, 64, 2**58, 128)
+    assert not FAMILY.program(PLAIN, attention_call(CACHED, cached_workload(27, 64, 1)), A100).buffers
+    assert FAMILY.program(PLAIN, attention_call(CACHED, cached_workload(600, 64, 1)), A100).buffers, "nobody knows that they are alike"
+
+
+@pytest.mark.parametrize(("batch", "entries", "each"), [(1, 1, 1), (512, 512, 1), (513, 257, 2), (5000, 500, 10)])
+def test_each_sequence_of_a_cache_is_of_an_entry(batch: int, entries: int, each: int) -> None:
+    values = FAMILY.program(PLAIN, attention_call(CACHED, cached_workload(batch, 16, 4)), A100).launches[0].values
+    assert (values["entries"], values["entry_sequences"]) == (entries, each)
+    assert each * (entries - 1) < batch <= each * entries <= each * ENTRIES
+
+
+def test_a_cache_without_pages_has_no_room() -> None:
+    values = FAMILY.program(PLAIN, attention_call(CACHED, cached_workload(2, 16, 4, pages=0)), A100).launches[0].values
+    assert values["len_kv"] == 0
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 32, 8, 131072, 131072), (8, 64, 8, 8192, 131072), (64, 32, 8, 2048, 131072), (64, 64, 8, 131072, 131072)]
+)
+def test_whole_prompts_against_a_cache_are_taken(sizes: tuple[int, int, int, int, int]) -> None:
+    """Where an int does not count all tiles of 16 keys, several of them count as one."""
+    len_kv = sizes[-1]
+    workload = Workload(*sizes, pages=2**20, page_size=16, table_pages=len_kv // 16)
+    assert not FAMILY.call_refusals(attention_call(CACHED, workload))
+    for config in FAMILY.space(CACHED, TARGET):
+        shares = shares_of(config, CACHED, workload, A100)
+        assert shares.items * (shares.units + PART_COST) <= 2**31 - 1
+        assert shares.units * shares.unit >= shares.key_tiles > (shares.units - 1) * shares.unit
+        assert shares.unit == 1 or shares.items * (-(-shares.key_tiles // (shares.unit - 1)) + PART_COST) > 2**31 - 1
+        values = FAMILY.program(config, attention_call(CACHED, workload), A100).launches[0].values
+        assert (values["unit"], values["key_tiles"]) == (shares.unit, shares.units)
+    many = dataclasses.replace(workload, batch=2**15, len_q=131072)
+    (reason,) = FAMILY.call_refusals(attention_call(CACHED, many))
+    assert reason.startswith(f"tiles of 16 packed rows, 3 times each, must be at most {2**31 - 1} in a decode kernel; got ")
+
+
+def test_splits_depend_on_the_keys_alone() -> None:
+    problems = [dataclasses.replace(problem, batch_invariant=True) for problem in (PROBLEM, CACHED)]
+    ((config,), same) = (list(FAMILY.space(problem, TARGET)) for problem in problems)
+    assert [config] == same
+    assert FAMILY.default(problems[0], TARGET) == config
+    (reason,) = FAMILY.check(problems[0], dataclasses.replace(config, stages=2), TARGET)
+    assert reason.startswith(f"config must be {config.name} with batch_invariant, so that all calls sum up in one order; got")
+    for batch, device in itertools.product((1, 40), (A100, H200)):
+        shares = shares_of(config, problems[0], Workload(batch, 32, 8, 2, 5000), device)
+        assert (shares.items, shares.units, shares.unit) == (8 * batch, 5, 1024 // config.block_kv)
+        program = FAMILY.program(config, attention_call(problems[0], Workload(batch, 32, 8, 2, 5000)), device)
+        assert [buffer.bytes for buffer in program.buffers] == [8 * batch * 5 * 8 * (128 + 4) * 4, 4 * 8 * batch]
+        assert (program.launches[0].values["slot_rows"], program.launches[0].values["key_tiles"]) == (4, 5)
+    assert not FAMILY.program(config, attention_call(problems[0], Workload(3, 32, 8, 1, 1024)), A100).buffers
+    of_prompt = attention_call(problems[0], Workload(64, 32, 8, 2048, 131072))
+    assert not FAMILY.call_refusals(of_prompt)
+    assert not FAMILY.program(config, of_prompt, A100).buffers, "items enough: nobody splits them"
+
+
+@pytest.mark.parametrize(
+    ("widths", "keys"), [((64, 64), 2048), ((80, 80), 1024), ((128, 128), 1024), ((192, 128), 2048), ((256, 256), 2048)]
+)
+def test_splits_are_as_long_as_parts_cost(widths: tuple[int, int], keys: int) -> None:
+    problem = Problem(Dtype.BF16, *widths, batch_invariant=True)
+    config = FAMILY.default(problem, TARGET)
+    assert shares_of(config, problem, Workload(1, 8, 8, 1, 8192), A100).unit * config.block_kv == keys
+
+
+def test_who_cannot_be_batch_invariant_says_so() -> None:
+    problem = dataclasses.replace(PROBLEM, batch_invariant=True)
+    assert problem.name == "bf16_d128_full_invariant"
+    for name in ("attention_forward", "attention_forward_sm90", "attention_decode_sm90"):
+        (reason,) = find_family(name).refusals(problem, find_target("sm_90a"))
+        assert reason == "batch_invariant must be False in these kernels, whose order of summation depends on sizes; got True"
+    with pytest.raises(ArgumentError, match="batch_invariant must be False for backward"):
+        dataclasses.replace(problem, operation="backward")
 
 
 DECODES = [(1, 32, 8, 1, 65536), (16, 32, 8, 1, 8192), (4, 8, 8, 1, 100), (16, 64, 8, 8, 8192), (3, 40, 8, 8, 5000)]

@@ -25,7 +25,7 @@ STEPS = {
         ("operators", "verification"),
         ("timing",),
         ("tuning",),
-        ("ahead", "api", "doctor", "varlen"),
+        ("ahead", "api", "doctor", "kvcache", "varlen"),
         ("bench",),
         ("compare", "explain"),
         ("tuning_page",),

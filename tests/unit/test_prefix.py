@@ -23,6 +23,7 @@ from flashgen.launch.keywords import modified_of_call
 from flashgen.numerics.link import Rows, hidden_keys
 from flashgen.numerics.modifiers.chunk import ChunkLink
 from flashgen.numerics.modifiers.prefix_len import PrefixLink
+from tests.support.examples import is_of_attention
 
 PROBLEM = Problem(Dtype.BF16, 64, mask=Mask.CAUSAL, modifiers=("prefix_len",))
 LENGTHS = torch.tensor([3, 0], dtype=torch.int32)
@@ -60,7 +61,7 @@ def test_families_take_it_or_say_why_not() -> None:
     takes = {
         family.name
         for family in families().values()
-        if family.operation != "softmax"
+        if is_of_attention(family)
         and not all(family.refusals(dataclasses.replace(problem, operation=family.operation), target) for problem in problems)
     }
     backward = {f"attention_backward{kind}" for kind in ("", "_sm90", "_persistent_sm90", "_wide_sm90")}

@@ -85,6 +85,22 @@ def packed_specs() -> list[KernelSpec]:
     return list(dict.fromkeys(found))
 
 
+def cached_specs() -> list[KernelSpec]:
+    """Of each family that computes sequences in a cache the first problem with them, with each modifier; and those of any batch."""
+    found = []
+    for family in families().values():
+        problem, _, target = examples(family)[0]
+        if problem.operation != "forward":
+            continue
+        for kind in [(), *((name,) for name in family.modifiers)]:
+            cached = dataclasses.replace(problem, sequences=Sequences.CACHED, modifiers=kind)
+            of_any_batch = [dataclasses.replace(one, batch_invariant=True) for one in (problem, cached) if not kind]
+            for one in (cached, *of_any_batch):
+                if not family.refusals(one, target):
+                    found.append(KernelSpec(family, one, family.default(one, target), target))
+    return found
+
+
 def traced_modifier(name: str) -> TracedModifier:
     """Of a function that is traced in tests."""
     case = CASES[name]
@@ -120,18 +136,23 @@ SPECS = [*specs(4), STATES]
 some_specs = pytest.mark.parametrize("spec", SPECS[::7], ids=lambda s: s.name)
 rendered = functools.cache(render)  # of many tests
 other_environment = functools.cache(jinja_environment.__wrapped__)
-# Kinds of modifiers, the plain kind first; then some of packed sequences.
+# Kinds of modifiers, the plain kind first; then some of packed sequences, and of those in a cache.
 KINDS = ((), *((modifier,) for modifier in (*modifiers().values(), *map(learning, LEARNING))), tuple(modifiers().values()))
 PACKED_KINDS = ((), *((modifiers()[name],) for name in ("window", "alibi")))
-EVERY_KIND = (*((kind, "") for kind in KINDS), *itertools.product(PACKED_KINDS, ("forward", "backward")))
-# Files of tile operations that say something else where a problem has modifiers, or packed sequences.
+EVERY_KIND = (*((kind, "") for kind in KINDS), *itertools.product(PACKED_KINDS, ("forward", "backward")), ((), "cached"), ((), "invariant"))
+# Files of tile operations that say something else where a problem has modifiers, or sequences that are not dense.
 CONDITIONAL = [path for path in templates.paths() if path.startswith("tile/") and "//%" in templates.read(path)]
 
 
-def given(kind: Sequence[Modifier], packed: str) -> dict[str, object]:
-    """What a file says on behalf of modifiers, in kernels that fetch where registers allow it. packed: the pass, of packed sequences."""
-    if packed:
-        return conditions(kind, packed, packed=True)
+def given(kind: Sequence[Modifier], layout: str) -> dict[str, object]:
+    """What a file says on behalf of modifiers, in kernels that fetch where registers allow it.
+
+    layout: empty of dense sequences, the pass of packed ones, "cached" of those in a cache, and "invariant" of dense ones in any batch
+    """
+    if layout in ("cached", "invariant"):
+        return conditions(kind, "forward", cached=layout == "cached", invariant=layout == "invariant")
+    if layout:
+        return conditions(kind, layout, packed=True)
     return conditions(kind, "backward", fetches(Problem(Dtype.BF16, 64, modifiers=tuple(one.name for one in kind))))
 
 
@@ -272,7 +293,7 @@ def test_every_line_of_every_file_is_used_by_a_kernel() -> None:
         path: dict.fromkeys(line for line in templates.read(path).splitlines() if line and not line.startswith(("//%", "<%=")))
         for path in files
     }
-    found = specs(8) + modified_specs() + packed_specs() + traced_specs() + [STATES]
+    found = specs(8) + modified_specs() + packed_specs() + cached_specs() + traced_specs() + [STATES]
     random.Random(1).shuffle(found)  # soon all lines have been seen, and the other texts need not be rendered
     found.sort(key=lambda spec: not spec.problem.modifiers)  # of which there are few
     apart_from_kernels = [emulator_runtime().text, render_program(SPECS[0]).text, traced(rendered(SPECS[0], Atoms.EMULATED)).text]

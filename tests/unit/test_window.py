@@ -34,6 +34,7 @@ from flashgen.selection.picks import model_picks, picks
 from flashgen.tuning.generation import asked_workload
 from flashgen.verification import cases
 from flashgen.verification.cases import grouped_workload
+from tests.support.examples import is_of_attention
 
 PROBLEM = Problem(Dtype.BF16, 64, mask=Mask.FULL, modifiers=("window",))
 PLAIN = Workload(1, 4, 2, 1000, 1200)
@@ -102,8 +103,7 @@ def test_families_take_it_or_say_why_not() -> None:
     takes = {
         family.name
         for family in families().values()
-        if family.operation != "softmax"
-        and not family.refusals(dataclasses.replace(PROBLEM, operation=family.operation), find_target("sm_90a"))
+        if is_of_attention(family) and not family.refusals(dataclasses.replace(PROBLEM, operation=family.operation), find_target("sm_90a"))
     }
     backward = {f"attention_backward{kind}" for kind in ("", "_sm90", "_persistent_sm90")}
     assert takes == {"attention_decode", "attention_forward", "attention_forward_sm90", *backward}

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values
+from flashgen.codegen.cached import ENTRIES, SUMS_BYTES, cached_block, cached_values, entry_sequences, with_cached_files
 from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device
 from flashgen.codegen.errors import IllegalConfigError
@@ -13,22 +16,22 @@ from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.modifier import modifier_refusals, modifier_values, modifiers_of, score_unit, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.problem import Mask, Problem, Sequences
 from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
+from ..attention_decode_sm90.boxes import PART_COST
 from ..attention_decode_sm90.rows import COUNTED_ROWS, size_reasons
 from ..attention_forward.config import QueryPlace
 from . import model
 from .config import AttentionDecodeConfig
-from .shares import shares_of
+from .shares import MOST_TILES, shares_of, tiles_in_ints
 
 DIVISORS = ("key_tiles", "head_items", "row_tiles", "group", "heads_of_share", "blocks")
 BLOCK_Q = (16, 32, 64)
 WIDE = 192  # columns of O
 MOST_ROWS, LEAST_KEYS_A_QUERY = max(BLOCK_Q), 8  # of a key/value head that the family is preferred for
-LEAST_TILE, MOST_TILES = 16, 2**31 - 1
 # block_q, warp_q, warps, keys of a tile for each key group, blocks_per_sm: what was best somewhere on an H200. The last ones are for wide
 # heads where shared memory is small.
 SHAPES = (
@@ -40,6 +43,7 @@ QUERY_PLACES = (QueryPlace.REGISTERS, QueryPlace.SHARED)
 RING_BYTES = 192 * 2**10  # of an SM: a third of it keeps the memory busy, the rest while a block ends one item and begins the next
 SLICE = 64  # columns of O that the key groups of a block add up at once
 STATISTICS = 4  # numbers that a row of partial outputs has beside its columns
+ENTRY_BYTES, TILE_BYTES = 16, 16  # of shared memory: what copies must know of a key in a cache, and of a tile
 
 
 class AttentionDecode(Family):
@@ -77,10 +81,11 @@ class AttentionDecode(Family):
     registers_beside = 80
     registers_of_row_groups = 8  # more, where a key group has several warps
     registers_of_modifiers = 24  # more, where a problem has some
+    registers_of_cache = 16  # more, where keys are in pages of a cache and registers hold Q
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation, self.modifiers)
+        reasons = problem_reasons(problem, self.operation, self.modifiers, cached=True, invariant=True)
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
         return reasons
@@ -105,6 +110,8 @@ class AttentionDecode(Family):
         if config.block_kv % unit or not unit <= config.block_kv <= 4 * unit:
             groups = f"{config.key_groups} key groups"
             return [f"block_kv must be a multiple of {unit} up to {4 * unit} with {groups}; got {config.block_kv}"]
+        if problem.batch_invariant and (only := _of_any_batch(problem, target)) != config:
+            return [f"config must be {only.name} with batch_invariant, so that all calls sum up in one order; got {config.name}"]
         return self._resource_reasons(problem, config, target)
 
     def _resource_reasons(self, problem: Problem, config: AttentionDecodeConfig, target: Target) -> list[str]:
@@ -130,7 +137,9 @@ class AttentionDecode(Family):
         """An estimate of the registers of a thread; the compiler has the last word."""
         row_tiles = config.warp_q // 16
         accumulators = row_tiles * (padded(problem.head_dim_v) // 2 + config.group_kv // 2)
-        query = row_tiles * padded(problem.head_dim) // 4 if config.query is QueryPlace.REGISTERS else 0
+        query = 0
+        if config.query is QueryPlace.REGISTERS:
+            query = row_tiles * padded(problem.head_dim) // 4 + self.registers_of_cache * problem.is_cached
         further = self.registers_of_row_groups * (config.block_q > config.warp_q) + self.registers_of_modifiers * bool(problem.modifiers)
         return accumulators + query + self.registers_beside + 10 * row_tiles + further
 
@@ -140,7 +149,22 @@ class AttentionDecode(Family):
 
     def kernels(self, problem: Problem, config: AttentionDecodeConfig) -> tuple[KernelText, ...]:
         """See Family."""
-        return (KernelText(with_modifiers(self.parameters, problem)),)
+        block = cached_block(self.parameters) if problem.is_cached else self.parameters
+        if problem.is_cached or problem.batch_invariant:
+            block = block.with_fields(Parameter("int", "unit"))
+        if problem.batch_invariant:
+            block = block.with_fields(Parameter("int", "slot_rows"))
+        return (KernelText(with_modifiers(block, problem)),)
+
+    def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See Family."""
+        atoms, tiles = super().files(problem)
+        if problem.is_cached:
+            tiles = tuple("warp/cached_key_stream" if name == "warp/key_stream" else name for name in with_cached_files(tiles))
+        if problem.batch_invariant:
+            after = tiles.index("common/key_shares") + 1
+            tiles = (*tiles[:after], "common/key_splits", *tiles[after:])
+        return atoms, tiles
 
     def resources(self, problem: Problem, config: AttentionDecodeConfig) -> Mapping[str, BlockResources]:
         """See Family."""
@@ -151,15 +175,20 @@ class AttentionDecode(Family):
         columns, columns_v = padded(problem.head_dim), padded(problem.head_dim_v)
         tiles = (config.block_q * columns + config.stages * config.block_kv * (columns + columns_v)) * problem.dtype.bytes
         out = config.key_groups * config.block_q * (min(columns_v, SLICE) * 4 + 32)
-        return tiles + out + config.warp_q // 16 * config.warps * 32 * 16 + 16
+        of_cache = self._bytes_of_cache(config) if problem.is_cached else 0
+        return tiles + out + config.warp_q // 16 * config.warps * 32 * 16 + 16 + of_cache
+
+    def _bytes_of_cache(self, config: AttentionDecodeConfig) -> int:
+        """Of shared memory: entries of page tables, and sums of key tiles with what it takes to make them."""
+        entries = (config.stages + 1) * config.key_groups * (config.group_kv * ENTRY_BYTES + TILE_BYTES)
+        return entries + config.warps * 4 + SUMS_BYTES
 
     def call_refusals(self, call: Call, config: Config | None = None) -> list[str]:
-        """See Family. Key tiles are counted in 32 bits: of the smallest ones, whatever the config."""
+        """See Family. Key tiles are counted in 32 bits."""
         w, reasons = call.workload, modifier_refusals(call)
-        row_tiles, key_tiles = (max(1, -(-n // LEAST_TILE)) for n in (w.len_q * (w.heads_q // max(1, w.heads_kv)), w.len_kv))
-        if (tiles := w.batch * w.heads_kv * row_tiles * key_tiles) > MOST_TILES:
-            size = f"{LEAST_TILE} packed rows by {LEAST_TILE} keys"
-            reasons.append(f"tiles of {size} must be at most {MOST_TILES} in a decode kernel; got {tiles}")
+        what, count = tiles_in_ints(call.problem, w)
+        if count > MOST_TILES:
+            reasons.append(f"{what} must be at most {MOST_TILES} in a decode kernel; got {count}")
         if w.len_kv > COUNTED_ROWS or w.len_q * w.heads_q > COUNTED_ROWS:  # in short, because each call of a new length asks
             reasons += size_reasons(w)
         return reasons + super().call_refusals(call, config)
@@ -169,11 +198,11 @@ class AttentionDecode(Family):
         problem, workload = call.problem, call.workload
         shares = shares_of(config, problem, workload, device)
         divisors = {
-            "key_tiles": shares.key_tiles,
+            "key_tiles": shares.units,
             "head_items": workload.heads_kv * shares.row_tiles,
             "row_tiles": shares.row_tiles,
             "group": workload.heads_q // max(1, workload.heads_kv),
-            "heads_of_share": shares.items // shares.blocks if shares.blocks and shares.are_whole else 1,
+            "heads_of_share": shares.heads_of_share,
             "blocks": shares.blocks,
         }
         values: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(max(1, divisor)) for name, divisor in divisors.items()}
@@ -183,11 +212,23 @@ class AttentionDecode(Family):
         values |= {**divisors, "batch": workload.batch, "heads_q": workload.heads_q}
         values |= {"len_q": workload.len_q, "len_kv": workload.len_kv}
         values |= {**scale_values(score_unit(call)), **modifier_values(call)}
+        if problem.is_cached:
+            values = cached_values(values, call)
+        # Of these there are two slots each: blocks, or splits, of which a slot then has half the rows.
+        parts, rows, counters = shares.blocks, config.block_q, shares.blocks
+        if problem.is_cached or problem.batch_invariant:
+            values["unit"] = shares.unit
+        if problem.batch_invariant:
+            parts, counters = shares.items * shares.units, shares.items
+            rows = -(-min(config.block_q, workload.len_q * divisors["group"]) // 2)
+            values["slot_rows"] = rows
         launch = KernelLaunch(shares.blocks, values)
-        if shares.are_whole:
+        # Sequences of a cache may be of different lengths, unless each has a tile.
+        alike = not problem.is_cached or shares.are_splits or (shares.units == 1 and entry_sequences(workload) == 1)
+        if shares.are_whole and alike:
             return Program((launch,))
-        partials = Buffer("partials", 8 * shares.blocks * config.block_q * (padded(problem.head_dim_v) + STATISTICS))
-        return Program((launch,), (partials, Buffer("part_counters", 4 * shares.blocks, BufferKind.STREAM_COUNTER)))
+        partials = Buffer("partials", 8 * parts * rows * (padded(problem.head_dim_v) + STATISTICS))
+        return Program((launch,), (partials, Buffer("part_counters", 4 * counters, BufferKind.STREAM_COUNTER)))
 
     def preference_for(self, workload: Workload) -> int:
         """See Family. For few queries of many keys, as one work item then has all queries that meet a key/value head's keys."""
@@ -206,10 +247,16 @@ class AttentionDecode(Family):
             "causal": problem.mask is Mask.CAUSAL,
             "query_in_registers": config.query is QueryPlace.REGISTERS,
             "shared_bytes": self.shared_bytes(problem, config),
+            "entries": ENTRIES,
+            "part_cost": 0 if problem.batch_invariant else PART_COST,
+            **({"shares": "KeySplits", "part": "KeySplit"} if problem.batch_invariant else {"shares": "KeyShares", "part": "KeyPart"}),
         }
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionDecodeConfig]:
-        """See Family. Legal ones only: Q in registers if they do, and the deepest ring."""
+        """See Family. Legal ones only: Q in registers if they do, and the deepest ring. One alone for all batches."""
+        if problem.batch_invariant:
+            yield from () if self.refusals(problem, target) else (_of_any_batch(problem, target),)
+            return
         most = 16 if padded(problem.head_dim_v) > WIDE else 32  # keys of a group: with more, wide heads spill
         shapes = dict.fromkeys((*rows, warps, min(group_kv, most), blocks) for *rows, warps, group_kv, blocks in SHAPES)
         for block_q, warp_q, warps, group_kv, blocks in shapes:
@@ -240,3 +287,9 @@ class AttentionDecode(Family):
 
 
 FAMILY = AttentionDecode()
+
+
+@cache
+def _of_any_batch(problem: Problem, target: Target) -> AttentionDecodeConfig:
+    """The config of problems that are batch invariant, whether their keys are dense or in pages."""
+    return FAMILY.default(dataclasses.replace(problem, batch_invariant=False, sequences=Sequences.CACHED), target)

@@ -33,8 +33,3 @@ class AttentionDecodeSm90Config(Config):
     def rows(self) -> int:
         """Rows of a row tile at most."""
         return 64 * self.row_groups
-
-    @property
-    def barrier_bytes(self) -> int:
-        """Shared memory of the pipelines of Q and of K and V."""
-        return (1 + self.stages) * BARRIER_BYTES

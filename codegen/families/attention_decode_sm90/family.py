@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 
 from flashgen.codegen import wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values
+from flashgen.codegen.cached import ENTRIES, with_cached_files
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
-from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, Program
+from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
 from flashgen.codegen.target import Target, targets
 from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_shape
 from flashgen.codegen.workload import Workload
 
-from . import model
+from . import model, storage
+from .boxes import PART_COST, box_block, box_keys, box_values, page_reasons
 from .config import AttentionDecodeSm90Config
 from .rows import COUNTED_ROWS, RowTiles, blocks_for, size_reasons, tiles_of
 
-PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
 L2_PROMOTION = 128  # bytes: by more, the L2 would fetch the next panel's half of a row before that is asked for, and again when it is
 LEAST_KEYS = 32  # of a tile
 SHALLOWEST = 65536  # bytes of K and V on their way that keep an SM's share of the memory busy
 PRODUCER_REGISTERS = 40
-PARTS_BYTES = 32  # of shared memory for each row group: kPartsBytes in decode_storage.cuh
 BESIDE = 72  # registers that a consumer's thread needs beside S, P and O. By experiment: what is within compiles without spills
 MOST_ROWS = 128  # of a key/value head that the family is preferred for: one row tile
 LEAST_KEYS_A_QUERY = 8
@@ -37,15 +38,11 @@ OVERLAPPING_BYTES = 2**28
 _INDICES = 2**31  # of key tiles
 
 
-def _panels(width: int) -> int:
-    return -(-width // PANEL)
-
-
 class AttentionDecodeSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_decode_sm90.cu.j2."""
 
     name = "attention_decode_sm90"
-    revision = 3
+    revision = 4
     preference = -1  # but for few queries, see preference_for
     template = "kernels/attention_decode_sm90.cu.j2"
     config_type = AttentionDecodeSm90Config
@@ -77,7 +74,7 @@ class AttentionDecodeSm90(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation, self.modifiers)
+        reasons = problem_reasons(problem, self.operation, self.modifiers, cached=True)
         if target.name != "sm_90a":
             reasons.append(f"target must be sm_90a; got {target.name}")
         return reasons
@@ -113,16 +110,24 @@ class AttentionDecodeSm90(Family):
             return 255, 255
         return PRODUCER_REGISTERS, (each * (config.consumers + 1) - PRODUCER_REGISTERS) // config.consumers // 8 * 8
 
+    def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See Family."""
+        if not problem.is_cached:
+            return self.atoms, self.tiles
+        at = self.tiles.index("warpgroup/decode_producer")
+        return self.atoms, with_cached_files((*self.tiles[:at], "warpgroup/decode_boxes", *self.tiles[at:]))
+
+    def kernels(self, problem: Problem, config: AttentionDecodeSm90Config) -> tuple[KernelText, ...]:
+        """See Family."""
+        return (KernelText(box_block(self.parameters) if problem.is_cached else self.parameters),)
+
     def resources(self, problem: Problem, config: AttentionDecodeSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""
         return {"": BlockResources(128 * (config.consumers + 1), self.shared_bytes(problem, config))}
 
     def shared_bytes(self, problem: Problem, config: AttentionDecodeSm90Config) -> int:
-        """Dynamic shared memory of a block, in bytes: DecodeStorage in templates/tile/warpgroup/decode_storage.cuh."""
-        panel, panels, panels_v = PANEL * problem.dtype.bytes, _panels(problem.head_dim), _panels(problem.head_dim_v)
-        tiles = config.rows * panels + config.stages * config.block_kv * (panels + panels_v)
-        handed = min(padded(problem.head_dim_v) // 8, 16) * 128 * 16 + 64 * 8 if config.key_groups > 1 else 0
-        return tiles * panel + handed + config.barrier_bytes + config.row_groups * PARTS_BYTES
+        """Dynamic shared memory of a block, in bytes."""
+        return storage.storage_bytes(problem, config)
 
     def program(self, config: AttentionDecodeSm90Config, call: Call, device: Device) -> Program:
         """See Family. Partial outputs and their counters are there where a head is in several blocks."""
@@ -149,25 +154,32 @@ class AttentionDecodeSm90(Family):
             "tile_queries": tiles.queries,
             **scale_values(call.scalars["scale"]),
         }
+        if problem.is_cached:
+            values = box_values(values, call, config.block_kv)
         read = w.batch * w.heads_kv * w.len_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
         launch = KernelLaunch(blocks, values, self._tensor_maps(config, call, tiles), overlaps=read <= OVERLAPPING_BYTES)
-        if whole:
+        if whole and not problem.is_cached:  # whose sequences may be of different lengths
             return Program((launch,))
         partials = Buffer("partials", blocks * 2 * tiles.rows * (problem.head_dim_v + 4) * 4)
         return Program((launch,), (partials, Buffer("part_counters", blocks * config.row_groups * 4, BufferKind.STREAM_COUNTER)))
 
     def _tensor_maps(self, config: AttentionDecodeSm90Config, call: Call, tiles: RowTiles) -> dict[str, TensorMapShape]:
-        """Of k and v as (column, row, head, batch), of q as (column, head, row, batch): heads of a query next to each other."""
+        """Of k and v as (column, row, head, batch), of q as (column, head, row, batch): heads of a query next to each other.
+
+        Keys of a cache have its pages in place of the batch.
+        """
         problem, w, size = call.problem, call.workload, call.problem.dtype.bytes
         maps = {}
         for name, width in (("q", problem.head_dim), ("k", problem.head_dim), ("v", problem.head_dim_v)):
             batch, row, head, _ = call.views[name].strides
             if name == "q":
-                sizes, steps, box = (w.heads_q, w.len_q), (head, row), (tiles.heads, tiles.queries)
+                sizes, steps, box = (w.heads_q, w.len_q, w.batch), (head, row), (tiles.heads, tiles.queries)
+            elif problem.is_cached:
+                sizes, steps, box = (w.page_size, w.heads_kv, w.pages), (row, head), (box_keys(w, config.block_kv), 1)
             else:
-                sizes, steps, box = (w.len_kv, w.heads_kv), (row, head), (config.block_kv, 1)
+                sizes, steps, box = (w.len_kv, w.heads_kv, w.batch), (row, head), (config.block_kv, 1)
             strides = (steps[0] * size, steps[1] * size, batch * size)
-            maps[name] = tensor_map_shape(problem.dtype, (width, *sizes, w.batch), strides, (PANEL, *box, 1), L2_PROMOTION)
+            maps[name] = tensor_map_shape(problem.dtype, (width, *sizes), strides, (storage.PANEL, *box, 1), L2_PROMOTION)
         return maps
 
     def call_refusals(self, call: Call, config: AttentionDecodeSm90Config | None = None) -> list[str]:
@@ -175,10 +187,12 @@ class AttentionDecodeSm90(Family):
         reasons, end, w = [], STRIDE_END // call.problem.dtype.bytes, call.workload
         if not w.len_kv:
             reasons.append("len_kv must be at least 1 for tensor copies; got 0")
+        if call.problem.is_cached:
+            reasons += page_reasons(w)
         for name in TENSORS:
             if (longest := max(call.views[name].strides)) >= end:
                 reasons.append(f"strides of {name} must be below {end} elements; got {longest}")
-        key_tiles = -(-w.len_kv // LEAST_KEYS)
+        key_tiles = -(-w.len_kv // LEAST_KEYS) + (1 + PART_COST if call.problem.is_cached else 0)
         # Each call of a new length asks: first whether there would be too many with a row in each tile.
         if (
             w.batch * w.heads_q * w.len_q * key_tiles >= _INDICES
@@ -212,6 +226,9 @@ class AttentionDecodeSm90(Family):
             "producer_registers": producer,
             "consumer_registers": consumer,
             "shared_bytes": self.shared_bytes(problem, config),
+            "entries": ENTRIES,
+            "part_cost": PART_COST,
+            "query_stages": storage.query_stages(problem, config),
         }
 
     def instructions(self, problem: Problem, config: AttentionDecodeSm90Config) -> str:
@@ -221,11 +238,19 @@ class AttentionDecodeSm90(Family):
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionDecodeSm90Config]:
         """See Family. Of stages, so many that 96 KB are on their way, and up to twice as many, as far as they fit."""
-        bytes_of_key = (_panels(problem.head_dim) + _panels(problem.head_dim_v)) * PANEL * problem.dtype.bytes
+        wide = storage.column_panels(problem.head_dim) + storage.column_panels(problem.head_dim_v)
+        bytes_of_key = wide * storage.PANEL * problem.dtype.bytes
         for (row_groups, key_groups), block_kv in itertools.product(((1, 2), (2, 1)), (32, 48, 64, 96, 128)):
             fewest = max(2, -(-SHALLOWEST // (bytes_of_key * block_kv)))
             counts = {min(16, -(-count // key_groups) * key_groups) for count in (fewest * 3 // 2, fewest * 2, fewest * 3)}
             yield from (AttentionDecodeSm90Config(row_groups, key_groups, block_kv, stages) for stages in sorted(counts))
+
+    def adapted(self, problem: Problem, config: AttentionDecodeSm90Config) -> AttentionDecodeSm90Config:
+        """See Family. With fewer stages, where what a cache needs beside them leaves no room for all."""
+        available = targets()["sm_90a"].shared_memory_per_block
+        while problem.is_cached and config.stages > config.key_groups * 2 and self.shared_bytes(problem, config) > available:
+            config = replace(config, stages=config.stages - config.key_groups)
+        return config
 
     def default(self, problem: Problem, target: Target) -> AttentionDecodeSm90Config:
         """See Family. The model's pick for one query and a long sequence."""

@@ -3,7 +3,7 @@
 
 namespace emulator {
 
-void issue(SharedAddress destination, const void* source);
+void issue(SharedAddress destination, const void* source, int bytes = 16);
 void wait_groups(int pending);
 
 }  // namespace emulator
@@ -13,6 +13,8 @@ inline void cp_async_16(SharedAddress destination, const void* source, bool vali
 }
 
 inline void cp_async_16(SharedAddress destination, const void* source) { emulator::issue(destination, source); }
+
+inline void cp_async_4(SharedAddress destination, const void* source) { emulator::issue(destination, source, 4); }
 
 void cp_async_commit_group();
 

@@ -12,6 +12,11 @@ __device__ __forceinline__ void cp_async_16(SharedAddress destination, const voi
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(destination), "l"(__cvta_generic_to_global(source)) : "memory");
 }
 
+// Copies 4 bytes.
+__device__ __forceinline__ void cp_async_4(SharedAddress destination, const void* source) {
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(destination), "l"(__cvta_generic_to_global(source)) : "memory");
+}
+
 // Closes this thread's group of the copies issued since the last commit. A group may be empty.
 __device__ __forceinline__ void cp_async_commit_group() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 

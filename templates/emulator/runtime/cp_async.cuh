@@ -4,16 +4,16 @@ namespace emulator {
 
 static void carry_out(const Copy& copy) {
     unsigned char* to = &current->shared.bytes[copy.destination];
-    copy.source ? std::memcpy(to, copy.source, 16) : std::memset(to, 0, 16);
+    copy.source ? std::memcpy(to, copy.source, copy.bytes) : std::memset(to, 0, copy.bytes);
 }
 
-void issue(SharedAddress destination, const void* source) {
-    require(current->shared.may_write(destination, 16, now(), true), destination, 16);
+void issue(SharedAddress destination, const void* source, int bytes) {
+    require(current->shared.may_write(destination, bytes, now(), true), destination, bytes);
     const u64 from = bits_as<std::uintptr_t>(source);
-    if (from % 16) current->fail("global memory", "copies 16 bytes from a misaligned address");
-    if (source) current->require_global(from, 16, false, "copies");
-    current->thread().open.push_back({destination, source});
-    tell("cp_async", source, destination, 16);
+    if (from % bytes) current->fail("global memory", "copies %d bytes from a misaligned address", bytes);
+    if (source) current->require_global(from, bytes, false, "copies");
+    current->thread().open.push_back({destination, source, bytes});
+    tell("cp_async", source, destination, bytes);
     if (!current->options.late_copies) carry_out(current->thread().open.back());
 }
 
@@ -23,7 +23,7 @@ void wait_groups(int pending) {
     while (static_cast<int>(thread.groups.size()) > pending) {
         for (const Copy& copy : thread.groups.front()) {
             if (current->options.late_copies) carry_out(copy);
-            current->shared.landed(copy.destination, 16, now());
+            current->shared.landed(copy.destination, copy.bytes, now());
         }
         thread.groups.erase(thread.groups.begin());
     }

@@ -7,6 +7,19 @@ struct Sum {
     __device__ __forceinline__ static u32 of(u32 a, u32 b) { return a + b; }
 };
 
+// The same over the lanes of a warp, which call this together.
+template <class Operation>
+__device__ __forceinline__ u32 warp_inclusive(u32 value) {
+    u32 of_lanes = value;  // at first of the lane, then of 2, 4 .. lanes
+#pragma unroll
+    for (int step = 1; step < 32; step *= 2) {
+        const u32 neighbours = shfl_sync_bfly(of_lanes, step);
+        if (lane_index() & step) value = Operation::of(value, neighbours);
+        of_lanes = Operation::of(of_lanes, neighbours);
+    }
+    return value;
+}
+
 // Prefixes over the threads of a block, of numbers for which 0 changes nothing.
 template <int kThreads>
 struct BlockScan {

@@ -10,8 +10,14 @@
 // of their rows. It has a tile even if it has no key, so that somebody writes its output.
 struct HeadTiles {
     int batch, head;
+//% if cached
+    int first, count;
+    int part_cost;  // the first ones, which stand for what a part costs, and have no keys
+
+//% else
     int first, count;
 
+//% endif
     __device__ __forceinline__ int end() const { return first + count; }
 };
 
@@ -42,7 +48,11 @@ struct HeadParts {
     bool begins_share;  // whether the first part is the first one of its block
 };
 
+//% if cached
+// `blocks` * `blocks` is below 2^31. Where they are more than the tiles, as many as these have one each.
+//% else
 // `blocks` * `blocks` is below 2^31. There are no more blocks than tiles, so each has some.
+//% endif
 template <class KeyTiles>
 struct KeyShares {
     KeyTiles key_tiles;
@@ -56,10 +66,20 @@ struct KeyShares {
           blocks(blocks),
           blocks_reciprocal(blocks_reciprocal),
           quotient(divide(tiles, blocks_reciprocal)),
+//% if cached
+          remainder(tiles - quotient * blocks) {
+        if (tiles < blocks) this->blocks = tiles, quotient = 1, remainder = 0;  // of the other blocks each has none
+    }
+
+    // The first tile of a block, block * tiles / blocks without products of 64 bits. Behind the last block there are no more.
+    __device__ __forceinline__ int first_tile(int block) const {
+        block = min(block, blocks);
+//% else
           remainder(tiles - quotient * blocks) {}
 
     // The first tile of a block, block * tiles / blocks without products of 64 bits.
     __device__ __forceinline__ int first_tile(int block) const {
+//% endif
         return block * quotient + divide(block * remainder, blocks_reciprocal);
     }
     // The block that has a tile: a guess, which rounding leaves at most a block or two away.
@@ -83,18 +103,34 @@ struct KeyPart {
     int end_of_share;
     bool is_first;     // of the block
 
+//% if cached
+    __device__ __forceinline__ KeyPart(const KeyShares<KeyTiles>& shares, int block)
+        : head{}, begin(shares.first_tile(block)), end(begin), end_of_share(shares.first_tile(block + 1)), is_first(true) {
+        if (!exists()) return;
+        head = shares.key_tiles.head_of(begin);
+        end = min(head.end(), end_of_share);
+    }
+//% else
     __device__ __forceinline__ KeyPart(const KeyShares<KeyTiles>& shares, int block)
         : begin(shares.first_tile(block)), end_of_share(shares.first_tile(block + 1)), is_first(true) {
         find_head(shares);
     }
+//% endif
     __device__ __forceinline__ bool exists() const { return begin < end_of_share; }
     __device__ __forceinline__ bool is_last() const { return end == end_of_share; }  // of the block
     // Whether it is all of its head: then nobody else has another part to add.
     __device__ __forceinline__ bool is_whole() const { return end - begin == head.count; }
+//% if cached
+    // The part's tiles with keys within its head: the first one, and how many, which may be none.
+    __device__ __forceinline__ int first_in_head() const { return max(begin - head.first - head.part_cost, 0); }
+    __device__ __forceinline__ int count() const { return max(end - head.first - head.part_cost, 0) - first_in_head(); }
+
+//% else
     // The part's tiles within its head: the first one, and how many.
     __device__ __forceinline__ int first_in_head() const { return begin - head.first; }
     __device__ __forceinline__ int count() const { return end - begin; }
 
+//% endif
     __device__ __forceinline__ void advance(const KeyShares<KeyTiles>& shares) {
         begin = end;
         is_first = false;
@@ -103,7 +139,11 @@ struct KeyPart {
 
   private:
     __device__ __forceinline__ void find_head(const KeyShares<KeyTiles>& shares) {
+//% if cached
+        head = shares.key_tiles.head_behind(head);
+//% else
         head = shares.key_tiles.head_of(begin);
+//% endif
         end = min(head.end(), end_of_share);
     }
 };

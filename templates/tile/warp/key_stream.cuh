@@ -8,12 +8,20 @@ template <class KeyTile, class ValueTile, int kBlockKv, int kThreads, int kHeadD
 struct KeyStream {
     static constexpr int kGroupKv = KeyTile::kRowCount;
     const Items& items;  // finds the visible part of a work item's keys, and their rows
+//% if invariant
+    KeySplit<DenseKeyTiles> part;  // the one that comes next
+//% else
     KeyPart<DenseKeyTiles> part;  // the one that comes next
+//% endif
     int tile, end;                // of the part that is under way: the item's tile that comes next, and where the visible ones end
     int first_key, len_kv, key_group, thread;  // first_key: the group's first key of the tile that comes next
     const Element *k, *v;  // what this thread copies first of it
 
+//% if invariant
+    __device__ __forceinline__ KeyStream(const Items& items, const KeySplit<DenseKeyTiles>& first, int key_group)
+//% else
     __device__ __forceinline__ KeyStream(const Items& items, const KeyPart<DenseKeyTiles>& first, int key_group)
+//% endif
         : items(items), part(first), tile(0), end(0), first_key(0), len_kv(0), key_group(key_group), thread(thread_index() % kThreads),
           k(nullptr), v(nullptr) {}
 

@@ -6,19 +6,28 @@ template <class Traits, class Parameters>
 struct DecodeConsumer {
     using Element = typename Traits::Element;
     using Storage = DecodeStorage<Traits>;
+//% if not cached
     using Chain = decltype(Traits::make_chain(Parameters{}));
+//% endif
     static constexpr int kBlockKv = Traits::kBlockKv, kKeyGroups = Traits::kKeyGroups, kOutTiles = Traits::kColumnsV / 8;
     static constexpr int kFilled = 1, kEmptied = 2, kPair = 2 * 128;  // barriers: the second key group has written; the first one has read
+//% if cached
+    static constexpr int kCleared = 6;  // those of a key group have zeroed rows of V
+//% endif
     static_assert(Traits::kStages % kKeyGroups == 0, "a stage is always of the same key group: parities of two would not tell its phases");
 
     const Parameters& p;
     const Storage& smem;
     const int row_group, key_group;
     const RowTiles tiles;
+//% if cached
+    TiledKeys<kBlockKv> keys;  // of the part's sequence
+//% else
     const Chain chain;
-    const KeyShares<DenseKeyTiles>& shares;
+//% endif
+    const Shares<Traits>& shares;
     const bool has_rows;  // whether this warp has any: else it computes nothing but the products, which need all warps
-    PipelineState<1> q_state;
+    PipelineState<Traits::kQueryStages> q_state;
     PipelineState<Traits::kStages / kKeyGroups> state;  // of the own stages
     OnlineSoftmax<Element, true> softmax;
     float S[kBlockKv / 8][4];
@@ -26,19 +35,20 @@ struct DecodeConsumer {
     int ends_of_keys[2];  // that the thread's two rows see
     int first_masked;     // key tile: those before it are seen whole by every row
 
-    __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, const KeyShares<DenseKeyTiles>& shares,
-                                              int consumer)
+    __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, const Shares<Traits>& shares, int consumer)
         : p(p),
           smem(smem),
           row_group(consumer / kKeyGroups),
           key_group(consumer % kKeyGroups),
           tiles(RowTiles::of(p)),
+//% if not cached
           chain(Traits::make_chain(p)),
+//% endif
           shares(shares),
           has_rows(shfl_sync_first(own_row(row_group, 0)) < tiles.rows()),
           softmax(p.scale_log2, p.ln2_hi) {}
 
-    __device__ __forceinline__ void run(KeyPart<DenseKeyTiles> part) {
+    __device__ __forceinline__ void run(Part<Traits> part) {
         if (kKeyGroups > 1 && key_group == 0) bar_arrive(kEmptied, kPair);
         int turn = 0;  // of the key groups
 #pragma unroll 1
@@ -52,7 +62,11 @@ struct DecodeConsumer {
                 const bool own = kKeyGroups == 1 || turn == key_group;
                 turn = (turn + 1) % kKeyGroups;
                 if (!own) continue;
+//% if cached
+                work_on(tile, new_rows, tile >= first_masked || keys.begin_in(tile));
+//% else
                 work_on(tile, new_rows, tile >= first_masked);
+//% endif
                 new_rows = false;
             }
             barrier_warp_sync();
@@ -64,13 +78,23 @@ struct DecodeConsumer {
 
     // ---- a part of a head ----
 
-    __device__ __forceinline__ void begin_part(const KeyPart<DenseKeyTiles>& part) {
+    __device__ __forceinline__ void begin_part(const Part<Traits>& part) {
         const PackedRows rows = rows_of(p, part.head);
+//% if cached
+        keys = TiledKeys<kBlockKv>::of(shares.key_tiles, shares.key_tiles.sequences.span(part.head.batch));
+        const auto chain = Traits::make_chain(p, keys.end - keys.front);
+        first_masked = max(0, keys.front + chain.keys(rows.first_query).end) / kBlockKv;
+//% else
         first_masked = max(0, chain.keys(rows.first_query).end) / kBlockKv;
+//% endif
         if (!part.is_whole() && key_group == 0 && thread_index() % 128 == 0)
             DecodeEpilogue<Traits, Parameters>{p, smem, rows, tiles, row_group}.find_parts(shares, part.head, part.is_first);
 #pragma unroll
+//% if cached
+        for (int h = 0; h < 2; ++h) ends_of_keys[h] = keys.front + chain.keys(rows.query(tiles, own_row(row_group, h))).end;
+//% else
         for (int h = 0; h < 2; ++h) ends_of_keys[h] = chain.keys(rows.query(tiles, own_row(row_group, h))).end;
+//% endif
 #pragma unroll
         for (int j = 0; j < kOutTiles; ++j)
 #pragma unroll
@@ -83,8 +107,11 @@ struct DecodeConsumer {
         const u32 stage = state.stage * kKeyGroups + key_group;
         wait(smem.pipeline.full(stage), state.parity);
         wgmma_fence();
-        gemm_scores<Element, Traits::kColumns>(S, smem.q_tile, row_group * 64, smem.key_tile(stage));
+        gemm_scores<Element, Traits::kColumns>(S, smem.q_tile(q_state.stage), row_group * 64, smem.key_tile(stage));
         wgmma_commit_group();
+//% if cached
+        keys.clear_others(smem.value_tile(stage), tile, row_group, Traits::kRowGroups, kCleared + key_group);
+//% endif
         wgmma_wait_group<0>();
         launder(S);
         u32 P[kBlockKv / 16][4] = {};
@@ -108,12 +135,17 @@ struct DecodeConsumer {
         for (int j = 0; j < kBlockKv / 8; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
+//% if cached
+                if (const int row = tile * kBlockKv + j * 8 + lane_index() % 4 * 2 + e % 2; row < keys.front || row >= ends_of_keys[e / 2])
+                    S[j][e] = -infinity();
+//% else
                 if (tile * kBlockKv + j * 8 + lane_index() % 4 * 2 + e % 2 >= ends_of_keys[e / 2]) S[j][e] = -infinity();
+//% endif
     }
 
     // ---- what comes of it ----
 
-    __device__ __forceinline__ void finish_part(const KeyPart<DenseKeyTiles>& part) {
+    __device__ __forceinline__ void finish_part(const Part<Traits>& part) {
         const PackedRows rows = rows_of(p, part.head);  // once more: nothing of it is needed between begin and end
         const DecodeEpilogue<Traits, Parameters> epilogue{p, smem, rows, tiles, row_group};
         // The second key group has nothing else to do once the block's last part is there: then it helps to add up.

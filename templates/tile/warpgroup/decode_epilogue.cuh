@@ -35,7 +35,7 @@ struct DecodeEpilogue {
         }
     }
     // One thread of a row group looks up where the other parts of a head are, while its keys are on their way.
-    __device__ __forceinline__ void find_parts(const KeyShares<DenseKeyTiles>& shares, const HeadTiles& head, bool is_first) const {
+    __device__ __forceinline__ void find_parts(const Shares<Traits>& shares, const HeadTiles& head, bool is_first) const {
         const HeadParts parts = shares.parts(head);
         store_shared_v4(parts_at(is_first), {static_cast<u32>(parts.first_block), static_cast<u32>(parts.count), parts.begins_share, 0});
     }

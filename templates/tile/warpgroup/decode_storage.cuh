@@ -1,11 +1,25 @@
 // What the roles of the decode kernel share: a block's way through its keys, and its shared memory.
 
-// The block's share of all key tiles. A head, to these, is a row tile of a key/value head: see PackedRows.
-template <class Parameters>
-__device__ __forceinline__ KeyShares<DenseKeyTiles> key_shares(const Parameters& p) {
+// The block's share of all key tiles, and a part of it. A head, to these, is a row tile of a key/value head: see PackedRows.
+template <class Traits>
+using Shares = KeyShares<typename Traits::KeyTiles>;
+template <class Traits>
+using Part = KeyPart<typename Traits::KeyTiles>;
+
+//% if cached
+template <class Traits, class Parameters>
+__device__ __forceinline__ Shares<Traits> key_shares(const Parameters& p, const typename Traits::KeyTiles& key_tiles) {
+    return {key_tiles, p.blocks, p.blocks_reciprocal};
+}
+
+//% else
+template <class Traits, class Parameters>
+__device__ __forceinline__ Shares<Traits> key_shares(const Parameters& p) {
     return {{p.key_tiles, p.heads, p.batch, p.key_tiles_reciprocal, p.heads_reciprocal, p.heads_of_share, p.heads_of_share_reciprocal},
             p.blocks, p.blocks_reciprocal};
 }
+
+//% endif
 
 template <class Parameters>
 __device__ __forceinline__ PackedRows rows_of(const Parameters& p, const HeadTiles& head) {
@@ -18,28 +32,42 @@ struct DecodeStorage {
     using QueryTile = typename Traits::QueryTile;
     using KeyTile = typename Traits::KeyTile;
     using ValueTile = typename Traits::ValueTile;
-    static constexpr int kStages = Traits::kStages, kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
+    static constexpr int kQueryStages = Traits::kQueryStages, kStages = Traits::kStages, kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
     // Column tiles of O that are handed over at a time: 16 bytes of each for every thread.
     static constexpr int kHandedTiles = Traits::kColumnsV / 8 < 16 ? Traits::kColumnsV / 8 : 16;
     static constexpr int kHandedBytes = Traits::kKeyGroups > 1 ? kHandedTiles * 128 * 16 : 0;
     static constexpr int kPartsBytes = Traits::kRowGroups * 2 * 16;
     static constexpr int kStatisticsBytes = Traits::kKeyGroups > 1 ? 64 * 8 : 0;
 
-    QueryTile q_tile;
-    SharedAddress stages, handed, statistics;
-    Pipeline<1> q_pipeline;
+    SharedAddress q_tiles, stages, handed, statistics;
+    Pipeline<kQueryStages> q_pipeline;
     Pipeline<kStages> pipeline;
+//% if cached
+    SharedAddress parts;  // for each row group and its first and its last part: HeadParts, and whether it has written the last of them
+    static constexpr int kBoxBatches = 4;  // each of as many boxes as a warp finds at a time: a lane's is KeyBox, 16 bytes
+    Pipeline<kBoxBatches> box_pipeline;
+    SharedAddress boxes;
+    SharedAddress sums, scan;  // see CachedKeyTiles and BlockScan
+
+//% else
     SharedAddress parts;  // for each row group and its first and its last part: HeadParts, and whether it has written the last of them
 
+//% endif
     // All threads call this: each computes the addresses.
     __device__ __forceinline__ explicit DecodeStorage(SharedRegions& regions) {
-        q_tile = {regions.take(QueryTile::kBytes)};
+        q_tiles = regions.take(kQueryStages * QueryTile::kBytes);
         stages = regions.take(kStages * kStageBytes);
         handed = regions.take(kHandedBytes);
         statistics = regions.take(kStatisticsBytes);
-        q_pipeline.barriers = regions.take(Pipeline<1>::kBytes);
+        q_pipeline.barriers = regions.take(Pipeline<kQueryStages>::kBytes);
         pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
         parts = regions.take(kPartsBytes);
+//% if cached
+        box_pipeline.barriers = regions.take(Pipeline<kBoxBatches>::kBytes);
+        boxes = regions.take(kBoxBatches * 32 * 16);
+        scan = regions.take(Traits::Scan::kBytes);
+        sums = regions.take(Traits::KeyTiles::kBytes);
+//% endif
     }
     // All threads call this, too; what it does is there after the next barrier. The consumers zero the rows that Q does not have, which no
     // copy writes: the producers, for whom all wait, have nothing to do here.
@@ -51,14 +79,23 @@ struct DecodeStorage {
             // Each warp releases Q: a consumer may have no tile of a part, and then nothing else keeps its warps together, of which one
             // that still waits for Q would miss its phase. One thread releases K and V, as products keep a consumer's warps together.
             q_pipeline.initialise(1, Traits::kConsumers * 4);
+//% if cached
+            pipeline.initialise(2, Traits::kRowGroups);
+            box_pipeline.initialise(1, 2);
+//% else
             pipeline.initialise(1, Traits::kRowGroups);
+//% endif
             fence_mbarrier_init();
         }
-        for (int panel = 0; panel < QueryTile::kPanels; ++panel)
+        for (int panel = 0; panel < kQueryStages * QueryTile::kPanels; ++panel)
             for (int i = q_rows * 8 + thread; i < Traits::kRows * 8; i += kThreads - 128)
-                store_shared_v4(q_tile.base + panel * QueryTile::kPanelBytes + i * 16, {0, 0, 0, 0});
+                store_shared_v4(q_tiles + panel * QueryTile::kPanelBytes + i * 16, {0, 0, 0, 0});
         fence_proxy_async();
     }
+//% if cached
+    __device__ __forceinline__ SharedAddress box(u32 batch, int lane) const { return boxes + (batch * 32 + lane) * 16; }
+//% endif
+    __device__ __forceinline__ QueryTile q_tile(u32 stage) const { return {q_tiles + stage * QueryTile::kBytes}; }
     __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {stages + stage * kStageBytes}; }
     __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {stages + stage * kStageBytes + KeyTile::kBytes}; }
 };

@@ -23,6 +23,21 @@ struct PanelTile {
             cp_async_bulk_tensor_load(base + panel * kPanelBytes, map, barrier, panel * 64, coordinate1, coordinate2, batch);
     }
 //% endif
+//% if cached
+    // Loads a box of so many of the tile's rows as the map says, from `first` on, a multiple of 8; coordinates as in KeyBox.
+    __device__ __forceinline__ void load_rows(int first, const TensorMap& map, SharedAddress barrier, int row, int head, int page) const {
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel)
+            cp_async_bulk_tensor_load(base + panel * kPanelBytes + first * 128, map, barrier, panel * 64, row, head, page);
+    }
+    // Zeroes the rows [begin, end), by `threads` threads, of which this one is `thread`. They have to fence, and to meet.
+    __device__ __forceinline__ void clear_rows(int begin, int end, int thread, int threads) const {
+#pragma unroll
+        for (int panel = 0; panel < kPanels; ++panel)
+#pragma unroll 1
+            for (int i = begin * 8 + thread; i < end * 8; i += threads) store_shared_v4(base + panel * kPanelBytes + i * 16, {0, 0, 0, 0});
+    }
+//% endif
     // Descriptor of the K-major operand of step `step` of the contraction: columns 16 * step and on, rows from `row` on, a multiple of 8.
     __device__ __forceinline__ u64 k_major(int row, int step) const {
         return matrix_descriptor(base, row * 128 + step / 4 * kPanelBytes + step % 4 * 32);

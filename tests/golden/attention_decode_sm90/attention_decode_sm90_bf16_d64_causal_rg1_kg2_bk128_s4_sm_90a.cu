@@ -1346,9 +1346,14 @@ struct OnlineSoftmax {
 
 // What the roles of the decode kernel share: a block's way through its keys, and its shared memory.
 
-// The block's share of all key tiles. A head, to these, is a row tile of a key/value head: see PackedRows.
-template <class Parameters>
-__device__ __forceinline__ KeyShares<DenseKeyTiles> key_shares(const Parameters& p) {
+// The block's share of all key tiles, and a part of it. A head, to these, is a row tile of a key/value head: see PackedRows.
+template <class Traits>
+using Shares = KeyShares<typename Traits::KeyTiles>;
+template <class Traits>
+using Part = KeyPart<typename Traits::KeyTiles>;
+
+template <class Traits, class Parameters>
+__device__ __forceinline__ Shares<Traits> key_shares(const Parameters& p) {
     return {{p.key_tiles, p.heads, p.batch, p.key_tiles_reciprocal, p.heads_reciprocal, p.heads_of_share, p.heads_of_share_reciprocal},
             p.blocks, p.blocks_reciprocal};
 }
@@ -1364,26 +1369,25 @@ struct DecodeStorage {
     using QueryTile = typename Traits::QueryTile;
     using KeyTile = typename Traits::KeyTile;
     using ValueTile = typename Traits::ValueTile;
-    static constexpr int kStages = Traits::kStages, kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
+    static constexpr int kQueryStages = Traits::kQueryStages, kStages = Traits::kStages, kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
     // Column tiles of O that are handed over at a time: 16 bytes of each for every thread.
     static constexpr int kHandedTiles = Traits::kColumnsV / 8 < 16 ? Traits::kColumnsV / 8 : 16;
     static constexpr int kHandedBytes = Traits::kKeyGroups > 1 ? kHandedTiles * 128 * 16 : 0;
     static constexpr int kPartsBytes = Traits::kRowGroups * 2 * 16;
     static constexpr int kStatisticsBytes = Traits::kKeyGroups > 1 ? 64 * 8 : 0;
 
-    QueryTile q_tile;
-    SharedAddress stages, handed, statistics;
-    Pipeline<1> q_pipeline;
+    SharedAddress q_tiles, stages, handed, statistics;
+    Pipeline<kQueryStages> q_pipeline;
     Pipeline<kStages> pipeline;
     SharedAddress parts;  // for each row group and its first and its last part: HeadParts, and whether it has written the last of them
 
     // All threads call this: each computes the addresses.
     __device__ __forceinline__ explicit DecodeStorage(SharedRegions& regions) {
-        q_tile = {regions.take(QueryTile::kBytes)};
+        q_tiles = regions.take(kQueryStages * QueryTile::kBytes);
         stages = regions.take(kStages * kStageBytes);
         handed = regions.take(kHandedBytes);
         statistics = regions.take(kStatisticsBytes);
-        q_pipeline.barriers = regions.take(Pipeline<1>::kBytes);
+        q_pipeline.barriers = regions.take(Pipeline<kQueryStages>::kBytes);
         pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
         parts = regions.take(kPartsBytes);
     }
@@ -1400,11 +1404,12 @@ struct DecodeStorage {
             pipeline.initialise(1, Traits::kRowGroups);
             fence_mbarrier_init();
         }
-        for (int panel = 0; panel < QueryTile::kPanels; ++panel)
+        for (int panel = 0; panel < kQueryStages * QueryTile::kPanels; ++panel)
             for (int i = q_rows * 8 + thread; i < Traits::kRows * 8; i += kThreads - 128)
-                store_shared_v4(q_tile.base + panel * QueryTile::kPanelBytes + i * 16, {0, 0, 0, 0});
+                store_shared_v4(q_tiles + panel * QueryTile::kPanelBytes + i * 16, {0, 0, 0, 0});
         fence_proxy_async();
     }
+    __device__ __forceinline__ QueryTile q_tile(u32 stage) const { return {q_tiles + stage * QueryTile::kBytes}; }
     __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {stages + stage * kStageBytes}; }
     __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {stages + stage * kStageBytes + KeyTile::kBytes}; }
 };
@@ -1415,8 +1420,8 @@ struct DecodeStorage {
 
 // K and V of all key tiles of this block, from the first to the last, given its first part. Keys past the last one become zeros.
 template <class Traits, class Parameters>
-__device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeStorage<Traits>& smem,
-                                             const KeyShares<DenseKeyTiles>& shares, KeyPart<DenseKeyTiles> part) {
+__device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeStorage<Traits>& smem, const Shares<Traits>& shares,
+                                             Part<Traits> part) {
     PipelineState<Traits::kStages> state;
 #pragma unroll 1
     for (; part.exists(); part.advance(shares)) {
@@ -1436,15 +1441,15 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeSt
 // Q of each part. A thread of its own, because Q of the next part must wait until the consumers have done with that of this one, and the
 // keys must not wait with it.
 template <class Traits, class Parameters>
-__device__ __forceinline__ void produce_queries(const Parameters& p, const DecodeStorage<Traits>& smem,
-                                                const KeyShares<DenseKeyTiles>& shares, KeyPart<DenseKeyTiles> part) {
-    PipelineState<1> state;
+__device__ __forceinline__ void produce_queries(const Parameters& p, const DecodeStorage<Traits>& smem, const Shares<Traits>& shares,
+                                                Part<Traits> part) {
+    PipelineState<Traits::kQueryStages> state;
 #pragma unroll 1
     for (; part.exists(); part.advance(shares)) {
         const PackedRows rows = rows_of(p, part.head);
         smem.q_pipeline.producer_acquire(state);
         smem.q_pipeline.producer_expect(state, RowTiles::of(p).rows() * Traits::QueryTile::kPanels * 128);
-        smem.q_tile.load(p.q_map, smem.q_pipeline.full(state.stage), rows.first_head, rows.first_query, rows.batch);
+        smem.q_tile(state.stage).load(p.q_map, smem.q_pipeline.full(state.stage), rows.first_head, rows.first_query, rows.batch);
         state.advance();
     }
 }
@@ -1488,7 +1493,7 @@ struct DecodeEpilogue {
         }
     }
     // One thread of a row group looks up where the other parts of a head are, while its keys are on their way.
-    __device__ __forceinline__ void find_parts(const KeyShares<DenseKeyTiles>& shares, const HeadTiles& head, bool is_first) const {
+    __device__ __forceinline__ void find_parts(const Shares<Traits>& shares, const HeadTiles& head, bool is_first) const {
         const HeadParts parts = shares.parts(head);
         store_shared_v4(parts_at(is_first), {static_cast<u32>(parts.first_block), static_cast<u32>(parts.count), parts.begins_share, 0});
     }
@@ -1576,9 +1581,9 @@ struct DecodeConsumer {
     const int row_group, key_group;
     const RowTiles tiles;
     const Chain chain;
-    const KeyShares<DenseKeyTiles>& shares;
+    const Shares<Traits>& shares;
     const bool has_rows;  // whether this warp has any: else it computes nothing but the products, which need all warps
-    PipelineState<1> q_state;
+    PipelineState<Traits::kQueryStages> q_state;
     PipelineState<Traits::kStages / kKeyGroups> state;  // of the own stages
     OnlineSoftmax<Element, true> softmax;
     float S[kBlockKv / 8][4];
@@ -1586,8 +1591,7 @@ struct DecodeConsumer {
     int ends_of_keys[2];  // that the thread's two rows see
     int first_masked;     // key tile: those before it are seen whole by every row
 
-    __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, const KeyShares<DenseKeyTiles>& shares,
-                                              int consumer)
+    __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, const Shares<Traits>& shares, int consumer)
         : p(p),
           smem(smem),
           row_group(consumer / kKeyGroups),
@@ -1598,7 +1602,7 @@ struct DecodeConsumer {
           has_rows(shfl_sync_first(own_row(row_group, 0)) < tiles.rows()),
           softmax(p.scale_log2, p.ln2_hi) {}
 
-    __device__ __forceinline__ void run(KeyPart<DenseKeyTiles> part) {
+    __device__ __forceinline__ void run(Part<Traits> part) {
         if (kKeyGroups > 1 && key_group == 0) bar_arrive(kEmptied, kPair);
         int turn = 0;  // of the key groups
 #pragma unroll 1
@@ -1624,7 +1628,7 @@ struct DecodeConsumer {
 
     // ---- a part of a head ----
 
-    __device__ __forceinline__ void begin_part(const KeyPart<DenseKeyTiles>& part) {
+    __device__ __forceinline__ void begin_part(const Part<Traits>& part) {
         const PackedRows rows = rows_of(p, part.head);
         first_masked = max(0, chain.keys(rows.first_query).end) / kBlockKv;
         if (!part.is_whole() && key_group == 0 && thread_index() % 128 == 0)
@@ -1643,7 +1647,7 @@ struct DecodeConsumer {
         const u32 stage = state.stage * kKeyGroups + key_group;
         wait(smem.pipeline.full(stage), state.parity);
         wgmma_fence();
-        gemm_scores<Element, Traits::kColumns>(S, smem.q_tile, row_group * 64, smem.key_tile(stage));
+        gemm_scores<Element, Traits::kColumns>(S, smem.q_tile(q_state.stage), row_group * 64, smem.key_tile(stage));
         wgmma_commit_group();
         wgmma_wait_group<0>();
         launder(S);
@@ -1673,7 +1677,7 @@ struct DecodeConsumer {
 
     // ---- what comes of it ----
 
-    __device__ __forceinline__ void finish_part(const KeyPart<DenseKeyTiles>& part) {
+    __device__ __forceinline__ void finish_part(const Part<Traits>& part) {
         const PackedRows rows = rows_of(p, part.head);  // once more: nothing of it is needed between begin and end
         const DecodeEpilogue<Traits, Parameters> epilogue{p, smem, rows, tiles, row_group};
         // The second key group has nothing else to do once the block's last part is there: then it helps to add up.
@@ -1748,15 +1752,17 @@ struct Traits {
     static constexpr int kHeadDim = 64, kHeadDimV = 64;
     static constexpr bool kCausal = true;
 
-    // Consumers: for each 64 rows of a tile, and as many that take key tiles in turn. Stages of K and V.
+    // Consumers: for each 64 rows of a tile, and as many that take key tiles in turn. Stages of K and V, and of Q.
     static constexpr int kRowGroups = 1, kKeyGroups = 2, kConsumers = kRowGroups * kKeyGroups;
-    static constexpr int kBlockKv = 128, kStages = 4;
+    static constexpr int kBlockKv = 128, kStages = 4, kQueryStages = 1;
 
     // A product contracts 16 columns of Q and K, or 16 keys, at a time.
     static constexpr int kRows = kRowGroups * 64, kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;
     using QueryTile = PanelTile<kRows, kColumns>;
     using KeyTile = PanelTile<kBlockKv, kColumns>;
     using ValueTile = PanelTile<kBlockKv, kColumnsV>;
+
+    using KeyTiles = DenseKeyTiles;
 
     __device__ __forceinline__ static auto make_chain(const Parameters& p) { return ::make_chain<kCausal>(p.len_q, p.len_kv); }
 };
@@ -1779,8 +1785,8 @@ attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s4_sm_90a(const __grid_const
         prefetch_tensormap(p.q_map);
     }
     smem.initialise<kThreads>(RowTiles::of(p).rows());
-    const auto shares = key_shares(p);
-    const KeyPart<DenseKeyTiles> first_part(shares, block_index());
+    const auto shares = key_shares<Traits>(p);
+    const Part<Traits> first_part(shares, block_index());
     griddepcontrol_wait();  // before any thread reads or writes what launches before have written or read
     barrier_sync();
     const int warpgroup = warp_index() / 4;

@@ -1,0 +1,57 @@
+"""What a decode family needs for sequences in pages of a cache: see templates/tile/common/cached_sequences.cuh and cached_key_tiles.cuh.
+
+How many keys a sequence has, and in which pages, only the device knows. So nothing of a launch depends on it: grids and buffers follow from
+how many keys there is room for, and a captured graph stays right when lengths change.
+"""
+
+from __future__ import annotations
+
+from .attention import reciprocal
+from .operands import Call
+from .parameters import Parameter, ParameterBlock
+from .workload import Workload
+
+ENTRIES = 512  # of shared memory for sums of key tiles: each for one sequence, as long as there are no more
+SUMS_BYTES = (ENTRIES + 1) * 4  # kBytes of CachedKeyTiles
+TILES = ("sequences", "cached_sequences", "block_scan", "key_shares", "cached_key_tiles")
+_OF_DENSE = ("key_tiles_reciprocal",)
+
+
+def with_cached_files(tiles: tuple[str, ...]) -> tuple[str, ...]:
+    """Files of tile operations, with those of sequences in a cache in place of `key_shares`: each behind what it needs."""
+    own = tuple(f"common/{name}" for name in TILES)
+    at = tiles.index("common/key_shares")
+    return (*tiles[:at], *own, *(name for name in tiles[at:] if name not in own))
+
+
+def cached_block(block: ParameterBlock) -> ParameterBlock:
+    """The parameters of a decode kernel for sequences in a cache. key_tiles: of a head, at most; len_kv: keys that there is room for."""
+    left = ParameterBlock(tuple(field for field in block.fields if field.name not in _OF_DENSE))
+    return left.with_fields(
+        *(Parameter("const int*", name) for name in ("cache_seqlens", "block_table", "cache_leftpad")),
+        Parameter("i64", "block_table_row"),
+        Parameter("u64", "page_size_reciprocal"),
+        *(Parameter("int", name) for name in ("pages", "page_size", "entries", "entry_sequences")),
+    )
+
+
+def cached_values(values: dict[str, int | float], call: Call) -> dict[str, int | float]:
+    """The numbers of a launch as `cached_block` has them. Without pages there is no room for a key."""
+    w = call.workload
+    each = entry_sequences(w)
+    left = {name: value for name, value in values.items() if name not in _OF_DENSE}
+    return {
+        **left,
+        "block_table_row": call.views["block_table"].strides[0],
+        "page_size_reciprocal": reciprocal(max(1, w.page_size)),
+        "pages": w.pages,
+        "page_size": w.page_size,
+        "len_kv": w.len_kv if w.pages else 0,
+        "entries": -(-w.batch // each),
+        "entry_sequences": each,
+    }
+
+
+def entry_sequences(workload: Workload) -> int:
+    """Sequences of each entry."""
+    return max(1, -(-workload.batch // ENTRIES))

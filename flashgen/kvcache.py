@@ -1,0 +1,282 @@
+"""The Python face of a call on a KV cache: `attention_with_kvcache`."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, overload
+
+import torch
+from torch.compiler import is_compiling, is_dynamo_compiling
+
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.modifier import NO_MODIFIERS
+from flashgen.codegen.seen import Ends
+from flashgen.codegen.typed import require_type
+
+from .launch.arguments import require_dense, require_together
+from .launch.asked import asked
+from .launch.cached_arguments import (
+    CachedKeys,
+    check_added_types,
+    check_cached_call,
+    check_cached_types,
+    check_length,
+    require_bottom_right,
+    require_countable,
+    require_dimensions,
+)
+from .launch.filled_lengths import filled_lengths
+from .launch.keywords import modified_of_call
+from .operators.append import append_to_cache
+from .operators.autograd import is_differentiated, is_transformed
+from .operators.cached import NO_DERIVATIVE, attention_cached_forward, attention_cached_output
+from .operators.cached_plans import APPENDED, BATCH_IDX, LEFTPAD, ROTARY, TABLE, cached_run_at_hand
+from .operators.gradients import NoDerivativeError
+from .operators.plans import nobody_listens
+
+__all__ = ["attention_with_kvcache"]
+
+_MAY_REQUIRE_GRAD = ("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "sinks")  # alibi_slopes are refused before
+_BY_SCORE = "a tensor with an element for each score has no kernels for caches yet"
+_BY_FUNCTION = "functions of positions have no kernels for caches yet"
+_FP8 = "caches are bf16 or fp16 as yet, which have no scales"
+# Keywords of `attention` and of flash_attn_with_kvcache that this one refuses, and why.
+_REFUSED = {
+    "layout": "q lies as (batch, len_q, heads, head_dim), and a cache as its strides say",
+    "deterministic": "there are no gradients, and results are the same to the bit in every run",
+    "dropout_p": "it is for training, a cache for inference",
+    "document_ids": "each sequence has its own keys",
+    "bias": _BY_SCORE,
+    "mask": _BY_SCORE,
+    "prefix_len": "prefixes have no kernels for caches yet",
+    "key_padding_mask": "cache_leftpad and cache_seqlens say which keys are used",
+    "score_mod": _BY_FUNCTION,
+    "mask_mod": _BY_FUNCTION,
+    "block_mask": _BY_FUNCTION,
+    "return_dropout_mask": "there is no dropout",
+    "k_descale": _FP8,
+    "v_descale": _FP8,
+}
+
+
+@overload
+def attention_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = ...,
+    v: torch.Tensor | None = ...,
+    *,
+    cache_seqlens: torch.Tensor | int | None = ...,
+    block_table: torch.Tensor | None = ...,
+    cache_batch_idx: torch.Tensor | None = ...,
+    cache_leftpad: torch.Tensor | None = ...,
+    rotary_cos: torch.Tensor | None = ...,
+    rotary_sin: torch.Tensor | None = ...,
+    rotary_interleaved: bool = ...,
+    causal: bool = ...,
+    scale: float | None = ...,
+    window: Ends | None = ...,
+    chunk: int | None = ...,
+    softcap: float | None = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    sinks: torch.Tensor | None = ...,
+    num_splits: int | None = ...,
+    batch_invariant: bool = ...,
+    return_lse: Literal[False] = ...,
+    **others: Any,
+) -> torch.Tensor: ...
+@overload
+def attention_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = ...,
+    v: torch.Tensor | None = ...,
+    *,
+    cache_seqlens: torch.Tensor | int | None = ...,
+    block_table: torch.Tensor | None = ...,
+    cache_batch_idx: torch.Tensor | None = ...,
+    cache_leftpad: torch.Tensor | None = ...,
+    rotary_cos: torch.Tensor | None = ...,
+    rotary_sin: torch.Tensor | None = ...,
+    rotary_interleaved: bool = ...,
+    causal: bool = ...,
+    scale: float | None = ...,
+    window: Ends | None = ...,
+    chunk: int | None = ...,
+    softcap: float | None = ...,
+    alibi_slopes: torch.Tensor | None = ...,
+    sinks: torch.Tensor | None = ...,
+    num_splits: int | None = ...,
+    batch_invariant: bool = ...,
+    return_lse: bool,
+    **others: Any,
+) -> Any: ...
+def attention_with_kvcache(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    *,
+    cache_seqlens: torch.Tensor | int | None = None,
+    block_table: torch.Tensor | None = None,
+    cache_batch_idx: torch.Tensor | None = None,
+    cache_leftpad: torch.Tensor | None = None,
+    rotary_cos: torch.Tensor | None = None,
+    rotary_sin: torch.Tensor | None = None,
+    rotary_interleaved: bool = True,
+    causal: bool = False,
+    scale: float | None = None,
+    window: Ends | None = None,
+    chunk: int | None = None,
+    softcap: float | None = None,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    num_splits: int | None = None,
+    batch_invariant: bool = False,
+    return_lse: bool = False,
+    **others: Any,
+) -> Any:
+    """softmax(scale * q k^T) v of each sequence of a batch with its keys in a cache, to which new keys may be added first.
+
+    q: [batch, len_q, heads_q, head_dim], bf16 or fp16: one query of each sequence in a step of a generation, several that are guessed,
+       a part of a prompt or a whole one
+    k_cache: [batch_cache, keys, heads_kv, head_dim], batch_cache >= batch, or with block_table [pages, page_size, heads_kv, head_dim], of
+       pages of any size from 1; v_cache: as k_cache, with head_dim_v. Any strides whose last is 1, rows aligned to 16 bytes: both may be
+       parts of one tensor; a compiled call that adds keys should then be given that tensor, and take its parts itself, as PyTorch copies
+       tensors that share memory where one of them changes. Heads and head dims as `flashgen.attention` has them.
+    k, v: [batch, len_new, heads_kv, head_dim], and with head_dim_v: new keys and values, which are written to the cache before attention is
+       computed. New key i of sequence b comes behind the keys that are there, as number cache_seqlens[b] + i. One that has no room is not
+       written, and queries are aligned to the last key that has; where a table names no page, nothing is written, but a page is read.
+    cache_seqlens: int32, [batch], on the device: how many keys each sequence has in the cache, without new ones. It is not changed. An int
+       for all sequences alike; None for all keys that the cache has room for, where nothing is added. A tensor costs a call the least.
+    block_table: int32, [batch, pages of a sequence], on the device: keys of sequence b from i * page_size are in page block_table[b, i].
+       Sequences may share pages. Entries behind those that a sequence needs are not looked at.
+    cache_batch_idx: int32, [batch], on the device: which entry of the cache each sequence has, where there is no block_table; b without.
+    cache_leftpad: int32, [batch], on the device: the first key of each sequence that counts, 0 without. Those before it are not looked at.
+    rotary_cos, rotary_sin: [positions, rotary_dim / 2], q's dtype or fp32, rotary_dim up to head_dim: the first rotary_dim elements of q
+       and of new keys are rotated by the angles of their positions. New key i has position cache_seqlens[b] + i, and so has query i where
+       attention is causal or has a window or chunks; else all queries have position cache_seqlens[b].
+    rotary_interleaved: whether an element is rotated with the next one (GPT-J), or with that half of rotary_dim behind (GPT-NeoX, Llama)
+    causal: query i of a sequence sees its keys j <= i + len_kv - len_q, of all that it has then, new ones included (aligned bottom-right)
+    scale, window, chunk, softcap, alibi_slopes, sinks: as `flashgen.attention` has them, with keys counted from cache_leftpad
+    num_splits: into how many parts keys are divided for more of the GPU at once. flashgen divides them by sizes and the number of SMs,
+       whatever is given: this is there for those who come from flash_attn_with_kvcache.
+    batch_invariant: whether what a sequence gets must be the same to the bit whatever else is in the batch, on every GPU of an
+       architecture, and whether its keys are in pages or not. It takes somewhat longer.
+    others: further keywords of `flashgen.attention`, which are refused by name: what they say has no form for caches, or not yet.
+    Returns out [batch, len_q, heads_q, head_dim_v], dense; with return_lse also the natural log-sum-exp of the scaled scores, fp32
+    [batch, heads_q, len_q]. A query that sees no key has out 0 and an lse of -inf.
+
+    For inference: tensors that require grad are refused while gradients are enabled. Nobody waits for the device, and a CUDA graph may be
+    replayed with other lengths, tables and keys. Lengths that are below 0 or beyond the cache count as the nearest that is not, and entries
+    of a table likewise: nothing outside of the tensors is read or written. With FLASHGEN_CHECK_SEQUENCES=1 in the environment when flashgen
+    is imported, each call waits for the device and raises ArgumentError for the first that is wrong. Raises as `flashgen.attention` does.
+    """
+    for name, value in others.items():
+        if name not in _REFUSED:
+            raise TypeError(f"attention_with_kvcache() got an unexpected keyword argument {name!r}")
+        if value is not None:
+            raise ArgumentError(f"{name} must be left out of flashgen.attention_with_kvcache: {_REFUSED[name]}")
+    has_lengths = cache_seqlens is not None
+    if num_splits is not None or not type(rotary_interleaved) is type(batch_invariant) is bool or not has_lengths:
+        check_added_types(k, v, rotary_cos, rotary_sin, rotary_interleaved, num_splits, batch_invariant, has_lengths)
+    lengths: Any = cache_seqlens
+    if not isinstance(lengths, torch.Tensor):
+        lengths = _lengths(q, k_cache, block_table, lengths, k)
+    modified: Any = ()  # what operators are told of modifiers
+    given = NO_MODIFIERS
+    is_local = False
+    of_modifiers: tuple[torch.Tensor, ...] = ()
+    if window is not None or chunk is not None or softcap is not None or alibi_slopes is not None or sinks is not None:
+        require_bottom_right(causal)
+        causal, modified, known = modified_of_call(
+            causal, window, softcap, alibi_slopes, sinks, None, None, None, chunk, top_left=0, q=q
+        )  # fmt: skip
+        is_local = bool(modified) and ("window" in modified[0] or "chunk" in modified[0])
+        if not is_dynamo_compiling():
+            given, of_modifiers = (known, tuple(modified[3])) if modified and known is not None else asked(*modified)
+    by_query = is_local or causal is True
+    if not is_dynamo_compiling() and (k is None) is (v is None) and (rotary_cos is None) is (rotary_sin is None):
+        tensors: list[Any] = [q, k_cache, v_cache, lengths]
+        there = 0
+        if block_table is not None:
+            tensors.append(block_table)
+            there = TABLE
+        if cache_batch_idx is not None:
+            tensors.append(cache_batch_idx)
+            there |= BATCH_IDX
+        if cache_leftpad is not None:
+            tensors.append(cache_leftpad)
+            there |= LEFTPAD
+        if of_modifiers:
+            tensors += of_modifiers
+        options: tuple[Any, ...]
+        if k is None and rotary_cos is None:
+            options = (there, causal, scale, given, batch_invariant, False, False)
+        else:
+            if k is not None:
+                tensors += (k, v)
+                there |= APPENDED
+            if rotary_cos is not None:
+                tensors += (rotary_cos, rotary_sin)
+                there |= ROTARY
+                options = (there, causal, scale, given, batch_invariant, rotary_interleaved, by_query)
+            else:
+                options = (there, causal, scale, given, batch_invariant, False, False)
+        run = cached_run_at_hand(tensors, options)
+        if run is not None:
+            both = run(return_lse, *tensors)
+            return both if return_lse else both[0]
+    where = CachedKeys(lengths, block_table, cache_batch_idx, cache_leftpad)
+    try:
+        check_added_types(k, v, rotary_cos, rotary_sin, rotary_interleaved, num_splits, batch_invariant, has_lengths)
+        check_cached_types(q, k_cache, v_cache, where, causal, scale, return_lse)
+        of_call = (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, sinks)
+        _require_inference(dict(zip(_MAY_REQUIRE_GRAD, of_call, strict=True)))
+        if k is not None or rotary_cos is not None:
+            if not is_compiling():  # no cache may change where attention cannot be computed
+                check_cached_call(q, k_cache, v_cache, where, causal, scale, batch_invariant, *asked(*modified))
+            table = block_table if cache_batch_idx is None else cache_batch_idx[:, None]
+            tables = rotary_cos, rotary_sin, rotary_interleaved, by_query
+            in_all, rotated = append_to_cache(k_cache, v_cache, k, v, lengths, table, q, *tables)
+            q = q if rotary_cos is None else rotated
+            where = where._replace(cache_seqlens=in_all)
+        operator = attention_cached_forward if return_lse else attention_cached_output
+        return operator(q, k_cache, v_cache, *where, causal, scale, batch_invariant, *modified)
+    except Exception as error:
+        if not is_compiling():
+            require_together(q, k_cache, v_cache, error, in_mode=not nobody_listens())
+        raise
+
+
+def _lengths(q: Any, k_cache: Any, block_table: Any, length: Any, k: Any) -> Any:
+    """As kernels take them, of one that all sequences have: None for all keys that there is room for. What is no length stays as it is."""
+    if isinstance(length, bool) or not isinstance(length, (int, torch.SymInt, type(None))):
+        return length
+    for name, tensor in (("q", q), ("k_cache", k_cache)):
+        if not isinstance(tensor, torch.Tensor):
+            require_type(name, tensor, torch.Tensor)
+        require_dense(name, tensor)
+        require_dimensions(name, tensor, block_table is not None)
+    in_pages = isinstance(block_table, torch.Tensor) and block_table.ndim == 2
+    keys = require_countable(block_table.shape[1] if in_pages else 1, k_cache.shape[1])
+    wanted: Any = keys if length is None else length
+    if not is_dynamo_compiling():
+        if type(length) is int:
+            check_length(length, keys, k.shape[1] if isinstance(k, torch.Tensor) and k.ndim == 4 else 0)
+        if type(q) is torch.Tensor and nobody_listens():
+            return filled_lengths(q, wanted)
+    return q.new_full((q.shape[0],), wanted, dtype=torch.int32)
+
+
+def _require_inference(named: dict[str, torch.Tensor | None]) -> None:
+    """Raises ArgumentError for a tensor of which a gradient may be asked, and NoDerivativeError under the transforms of torch.func."""
+    q, k_cache, v_cache, *others = [tensor for tensor in named.values() if tensor is not None]
+    if is_differentiated(q, k_cache, v_cache, *others):
+        for name, tensor in ({} if is_transformed() else named).items():
+            if tensor is not None and tensor.requires_grad:
+                rule = "must not require grad, as attention_with_kvcache has no gradients: use torch.no_grad(), or detach it"
+                raise ArgumentError(f"{name} {rule}; got requires_grad=True")
+        raise NoDerivativeError(NO_DERIVATIVE)

@@ -1,0 +1,115 @@
+"""A call on a GPU that appends to a cache: `AppendPlan` holds everything that its signature decides, with the kernel bound to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flashgen.codegen.operands import Call
+from flashgen.codegen.operation import dense
+
+from ..selection.families import families_for
+from . import gpu
+from .append_arguments import CHUNK, AppendTensors, append_call, check_append, require_append_memory, with_sizes
+from .arguments import ALIGNMENT
+from .bound import BoundCall
+from .untraced import untraced
+
+AppendRun = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # those of `AppendTensors`, one by one
+_NOTHING = (0,)  # the shape of queries that nobody rotates
+
+
+class AppendPlan:
+    """Everything about a call that its signature decides.
+
+    bound: to the kernel, None where there are no sequences; tables: element type and columns of those of the rotation, None without
+    run: given the tensors of `AppendTensors`, allocates lengths and rotated queries, both dense, and enqueues the kernel on the current
+    stream
+    """
+
+    def __init__(self, tensors: AppendTensors, rotary_interleaved: bool, by_query: bool) -> None:
+        """Checks the arguments and binds the kernel that the selection chooses."""
+        problem = check_append(tensors, rotary_interleaved, by_query)
+        self._on = gpu.gpu_of(tensors.k_cache, "k_cache")
+        families_for(problem, self._on.device.target)
+        self.tables = None if tensors.rotary_cos is None else (tensors.rotary_cos.dtype, tensors.rotary_cos.shape[1])
+        self.before: Any = None  # what knows the next call of this signature at once: see operators/append.py
+        self.call = append_call(problem, tensors, rotary_interleaved, by_query)
+        self.run = self._runner(tensors, self.call)
+        gpu.require_context(tensors.k_cache.device.index)
+
+    def with_sizes(self, tensors: AppendTensors) -> AppendPlan:
+        """The plan of a call that differs from this plan's as `append_arguments.with_sizes` has it. Nothing is checked again."""
+        other = object.__new__(AppendPlan)
+        other.__dict__.update(self.__dict__, before=None)
+        other.run = other._runner(tensors, with_sizes(self.call, tensors))
+        return other
+
+    def _runner(self, tensors: AppendTensors, call: Call) -> AppendRun:
+        self.bound = bound = gpu.bind_chosen(call, self._on) if call.workload.batch else None
+        cache = tensors.k_cache
+        shape, lengths = rotated_shape(tensors), (call.workload.batch,)
+        return _runner(cache.device.index, cache.dtype, shape, lengths, self.tables, bound)
+
+
+def rotated_shape(tensors: AppendTensors) -> tuple[int, ...]:
+    """Of the queries that a call gives."""
+    return _NOTHING if tensors.rotated is None else tuple(tensors.rotated.shape)
+
+
+def _runner(
+    index: int,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    lengths_shape: tuple[int, ...],
+    tables: tuple[torch.dtype, int] | None,
+    bound: BoundCall | None,
+) -> AppendRun:
+    """`AppendPlan.run`. tables: element type and columns of those of the rotation; bound: None where there are no sequences."""
+    enqueue = None if bound is None else bound.enqueue
+    strides, lengths_strides = dense(shape), dense(lengths_shape)
+    rotates, in_fp32 = tables is not None, tables is not None and tables[0] == torch.float32
+    in_chunks = tables is not None and tables[1] % CHUNK == 0
+    empty_strided, current_device, current_stream = gpu.empty_strided, gpu.current_device, gpu.current_stream
+
+    def run(
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        k: torch.Tensor | None,
+        v: torch.Tensor | None,
+        cache_seqlens: torch.Tensor,
+        block_table: torch.Tensor | None,
+        q: torch.Tensor | None,
+        rotary_cos: torch.Tensor | None,
+        rotary_sin: torch.Tensor | None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        if current_device() != index:
+            with torch.cuda.device(index):
+                return run(k_cache, v_cache, k, v, cache_seqlens, block_table, q, rotary_cos, rotary_sin)
+        lengths = empty_strided(lengths_shape, lengths_strides, torch.int32)
+        q_rotated = empty_strided(shape, strides, dtype)
+        if enqueue is not None:
+            at_cache, at_values, at_lengths = k_cache.data_ptr(), v_cache.data_ptr(), cache_seqlens.data_ptr()
+            at_k, at_v = (0, 0) if k is None or v is None else (k.data_ptr(), v.data_ptr())
+            at_table = 0 if block_table is None else block_table.data_ptr()
+            at_q = 0 if q is None else q.data_ptr()
+            at_cos, at_sin = (0, 0) if rotary_cos is None or rotary_sin is None else (rotary_cos.data_ptr(), rotary_sin.data_ptr())
+            together = at_cache | at_values | at_k | at_v | at_q  # q as well where it stays as it is: attention comes next
+            if in_chunks:
+                together |= at_cos | at_sin
+            gone = (k is not None and not (at_k and at_v)) or (q is not None and not at_q) or (block_table is not None and not at_table)
+            if together % ALIGNMENT or gone or not (at_cache and at_values and at_lengths) or (rotates and not (at_cos and at_sin)):
+                require_append_memory(AppendTensors(k_cache, v_cache, k, v, cache_seqlens, block_table, q, rotary_cos, rotary_sin))
+            at_q = at_q if rotates else 0
+            at_tables = (0, 0, at_cos, at_sin) if in_fp32 else (at_cos, at_sin, 0, 0)
+            rest = (q_rotated.data_ptr(), lengths.data_ptr())
+            enqueue(current_stream(index), at_cache, at_values, at_k, at_v, at_lengths, at_table, at_q, *at_tables, *rest)
+            torch.autograd.graph.increment_version((k_cache, v_cache))  # so that autograd tells whoever saved one of them for a gradient
+        return lengths, q_rotated
+
+    return run
+
+
+untraced(_runner(0, torch.bfloat16, _NOTHING, _NOTHING, None, None))  # marks the code, which all that it returns share

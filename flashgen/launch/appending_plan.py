@@ -1,0 +1,137 @@
+"""A call on a KV cache on a GPU that appends to it, or rotates, and then computes attention: `AppendingPlan` has both programs.
+
+One run writes both launches: what the first gives the second lies in memory that this call alone has, of which nobody makes a tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from flashgen.codegen.operation import dense
+
+from . import gpu
+from .append_arguments import CHUNK, AppendTensors, require_append_memory
+from .append_plan import AppendPlan
+from .arguments import ALIGNMENT, require_memory
+from .cached_plan import CachedPlan, CachedRun, require_storages
+from .untraced import untraced
+
+_ALIGNED = 256  # bytes, of rotated queries behind lengths
+_DENSE = (1,)  # strides
+_address = torch.Tensor.data_ptr  # each call asks
+
+
+class AppendedTensors(NamedTuple):
+    """How many tensors a call has, in this order: q, the cache and its lengths, a table, padding, of modifiers, and what is appended.
+
+    table, by_entry, padding: whether there is one, whether it is `cache_batch_idx`, and whether keys are padded
+    appends, rotates: whether there are k and v, and rotary tables
+    """
+
+    table: bool
+    by_entry: bool
+    padding: bool
+    modifiers: int
+    appends: bool
+    rotates: bool
+
+    @property
+    def end(self) -> int:
+        """Of those of attention."""
+        return 4 + self.table + self.padding + self.modifiers
+
+    def of_append(self, tensors: Any) -> AppendTensors:
+        """Those of what appends."""
+        end, of_rotary = self.end, self.end + 2 * self.appends
+        table = None if not self.table else tensors[4][:, None] if self.by_entry else tensors[4]
+        k, v = (tensors[end], tensors[end + 1]) if self.appends else (None, None)
+        rotary_cos, rotary_sin = (tensors[of_rotary], tensors[of_rotary + 1]) if self.rotates else (None, None)
+        return AppendTensors(tensors[1], tensors[2], k, v, tensors[3], table, tensors[0], rotary_cos, rotary_sin)
+
+
+class AppendingPlan:
+    """Everything about a call that its signature decides. run: as that of `CachedPlan`, of all tensors of `AppendedTensors`."""
+
+    def __init__(self, append: AppendPlan, attention: CachedPlan, there: AppendedTensors, tensors: Any) -> None:
+        """append, attention: the plans of both, of which the second one is of queries as the first one gives them."""
+        self.before: Any = None  # what knows the next call of this signature at once: see operators/cached_plans.py
+        if append.bound is None or attention.bound is None:
+            self.run = _one_by_one(append.run, attention.run, there)
+        else:
+            q, v_cache = tensors[0], tensors[2]
+            shapes = (*q.shape[:3], v_cache.shape[3]), (q.shape[0], q.shape[2], q.shape[1])
+            programs = append.bound.enqueue, attention.bound.enqueue
+            self.run = _runner(q.device.index, q.dtype, shapes, q.shape[3], programs, append.tables, there)
+
+
+def _one_by_one(append: Callable[..., Any], attention: CachedRun, there: AppendedTensors) -> CachedRun:
+    """Where one of them has nothing to do."""
+
+    def run(with_lse: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        lengths, rotated = append(*there.of_append(tensors))
+        q = rotated if there.rotates else tensors[0]
+        return attention(with_lse, q, tensors[1], tensors[2], lengths, *tensors[4 : there.end])
+
+    return run
+
+
+def _runner(
+    index: int,
+    dtype: torch.dtype,
+    shapes: tuple[tuple[int, ...], tuple[int, ...]],
+    width: int,
+    programs: tuple[Callable[..., None], Callable[..., None]],
+    tables: tuple[torch.dtype, int] | None,
+    there: AppendedTensors,
+) -> CachedRun:
+    """`AppendingPlan.run` where both have something to do.
+
+    shapes: of out and lse; width: of queries; programs: what enqueues that of each; tables: as `AppendPlan` has them
+    """
+    (out_shape, lse_shape), (append, attention) = shapes, programs
+    out_strides, lse_strides, end, of_rotary = dense(out_shape), dense(lse_shape), there.end, there.end + 2 * there.appends
+    has_table, has_padding, appends, rotates, of_modifiers = there.table, there.padding, there.appends, there.rotates, end - there.modifiers
+    in_fp32, in_chunks = tables is not None and tables[0] == torch.float32, tables is not None and tables[1] % CHUNK == 0
+    at_queries = -(-4 * out_shape[0] // _ALIGNED) * _ALIGNED  # from where lengths are
+    between = (at_queries + (2 * out_shape[0] * out_shape[1] * out_shape[2] * width if rotates else 0),)
+    empty_strided, current_device, current_stream = gpu.empty_strided, gpu.current_device, gpu.current_stream
+
+    def run(with_lse: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if current_device() != index:
+            with torch.cuda.device(index):
+                return run(with_lse, *tensors)
+        at = [*map(_address, tensors)]
+        at_q, at_k_cache, at_v_cache, at_seqlens = at[:4]
+        at_k, at_v = (at[end], at[end + 1]) if appends else (0, 0)
+        at_cos, at_sin = (at[of_rotary], at[of_rotary + 1]) if rotates else (0, 0)
+        together = at_q | at_k_cache | at_v_cache | at_k | at_v
+        if in_chunks:
+            together |= at_cos | at_sin
+        if together % ALIGNMENT or 0 in at:
+            require_memory(tensors[0], k_cache=tensors[1], v_cache=tensors[2])
+            require_append_memory(there.of_append(tensors))
+            require_storages(tensors[3:end])
+        out = empty_strided(out_shape, out_strides, dtype)
+        lse = empty_strided(lse_shape, lse_strides, torch.float32) if with_lse else None
+        memory = empty_strided(between, _DENSE, torch.uint8)
+        at_lengths = memory.data_ptr()
+        at_rotated = at_lengths + at_queries
+        at_table = at[4] if has_table else 0
+        at_padding = at[4 + has_table] if has_padding else 0
+        at_tables = (0, 0, at_cos, at_sin) if in_fp32 else (at_cos, at_sin, 0, 0)
+        stream, asked = current_stream(index), at_q if rotates else 0
+        append(stream, at_k_cache, at_v_cache, at_k, at_v, at_seqlens, at_table, asked, *at_tables, at_rotated, at_lengths)
+        torch.autograd.graph.increment_version(tensors[1:3])  # so that autograd tells whoever saved one of them for a gradient
+        at_q, at_lse = at_rotated if rotates else at_q, 0 if lse is None else lse.data_ptr()
+        attention(stream, at_q, at_k_cache, at_v_cache, out.data_ptr(), at_lse, at_lengths, at_table, at_padding, *at[of_modifiers:end])
+        return out, lse
+
+    return run
+
+
+_of_nothing = AppendedTensors(False, False, False, 0, False, False)
+untraced(_one_by_one(lambda *_: None, lambda *_: None, _of_nothing))  # type: ignore[arg-type]  # marks the code, as the next
+untraced(_runner(0, torch.bfloat16, ((0,) * 4, (0,) * 3), 0, (lambda *_: None, lambda *_: None), None, _of_nothing))

@@ -1,0 +1,140 @@
+"""A call on a KV cache on a GPU: `CachedPlan` holds everything that its signature decides, with the kernel bound to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from flashgen.codegen.attention import attention_call, with_pages
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.modifier import NO_MODIFIERS, Given
+from flashgen.codegen.operands import Call
+from flashgen.codegen.operation import dense
+
+from ..selection.families import families_for
+from . import gpu
+from .arguments import ALIGNMENT, check_strides, require_memory
+from .asked import tensor_strides
+from .bound import BoundCall
+from .cached_arguments import CachedKeys, cache_fits, cached_workload, check_cached_call
+from .untraced import untraced
+
+CachedRun = Callable[
+    ..., tuple[torch.Tensor, torch.Tensor | None]
+]  # whether to give lse; q, the cache, those of `CachedKeys`, of modifiers
+_address = torch.Tensor.data_ptr  # each call asks
+
+
+class CachedPlan:
+    """Everything about a call that its signature decides.
+
+    bound: to the kernel; None where there is nothing to compute
+    run: given whether lse is wanted, and all tensors that are there, allocates out, and lse, both dense, and enqueues the kernel on the
+    current stream
+    """
+
+    def __init__(
+        self,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        where: CachedKeys,
+        causal: bool,
+        scale: float | None,
+        batch_invariant: bool = False,
+        modifiers: Given = NO_MODIFIERS,
+        tensors: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Checks the arguments and binds the kernel that the selection chooses."""
+        problem = check_cached_call(q, k_cache, v_cache, where, causal, scale, batch_invariant, modifiers, tensors)
+        self._on = gpu.gpu_of(q)
+        self._absent = tuple(at for at, tensor in ((1, where.table), (2, where.cache_leftpad)) if tensor is None)
+        self.before: Any = None  # what knows the next call of this signature at once: see operators/cached_plans.py
+        families_for(problem, self._on.device.target)
+        self.call: Call | None = None
+        if q.shape[0] and q.shape[1] and q.shape[2]:
+            strides = cached_strides(q, k_cache, v_cache, where) | (tensor_strides(problem, tensors) if tensors else {})
+            self.call = attention_call(problem, cached_workload(q, k_cache, where, modifiers), strides, scale, modifiers.numbers)
+        self.run = self._runner(q, v_cache, self.call)
+        gpu.require_context(q.device.index)
+
+    def with_sizes(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, where: CachedKeys) -> CachedPlan | None:
+        """The plan of a call that differs from this plan's `call` in sizes and strides of its own tensors alone, but for heads and widths.
+
+        Only that is checked again. None where somebody must look closer: at what is wrong, or at a call without queries.
+        """
+        assert self.call is not None
+        if not cache_fits(q, k_cache, v_cache, where) or not (q.shape[0] and q.shape[1]):
+            return None
+        for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
+            check_strides(name, tensor)
+        sizes = q.shape[0], q.shape[1], k_cache.shape[0], k_cache.shape[1], where.table_pages
+        other = object.__new__(CachedPlan)
+        other.__dict__.update(self.__dict__, call=None, before=None)
+        other.run = other._runner(q, v_cache, with_pages(self.call, *sizes, cached_strides(q, k_cache, v_cache, where)))
+        return other
+
+    def _runner(self, q: torch.Tensor, v_cache: torch.Tensor, call: Call | None) -> CachedRun:
+        self.bound = bound = None if call is None else gpu.bind_chosen(call, self._on)
+        out, lse = (*q.shape[:3], v_cache.shape[3]), (q.shape[0], q.shape[2], q.shape[1])
+        return _runner(q.device.index, q.dtype, out, lse, bound, self._absent)
+
+
+def cached_strides(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, where: CachedKeys) -> dict[str, tuple[int, ...]]:
+    """Of operands of a call that has passed `check_cached_call`, along their axes: 0 where the size is 1. out is dense."""
+    out = (*q.shape[:3], v_cache.shape[3])
+    shapes = (("q", q.shape, q.stride()), ("k", k_cache.shape, k_cache.stride()), ("v", v_cache.shape, v_cache.stride()))
+    found: dict[str, tuple[int, ...]] = {
+        name: (
+            strides[0] if sizes[0] > 1 else 0,
+            strides[1] if sizes[1] > 1 else 0,
+            strides[2] if sizes[2] > 1 else 0,
+            1,
+        )
+        for name, sizes, strides in (*shapes, ("out", out, dense(out)))
+    }
+    if (table := where.table) is not None:
+        found["block_table"] = (table.stride(0) if table.shape[0] > 1 else 0, 1 if where.table_pages > 1 else 0)
+    return found
+
+
+def _runner(
+    index: int, dtype: torch.dtype, out_shape: tuple[int, ...], lse_shape: tuple[int, ...], bound: BoundCall | None, absent: tuple[int, ...]
+) -> CachedRun:
+    """`CachedPlan.run`. bound: None where there is nothing to compute; absent: places of operands behind lse that are not there."""
+    enqueue = None if bound is None else bound.enqueue
+    out_strides, lse_strides = dense(out_shape), dense(lse_shape)
+    empty_strided, current_device, current_stream = gpu.empty_strided, gpu.current_device, gpu.current_stream
+
+    def run(
+        with_lse: bool, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *tensors: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        if current_device() != index:
+            with torch.cuda.device(index):
+                return run(with_lse, q, k_cache, v_cache, *tensors)
+        out = empty_strided(out_shape, out_strides, dtype)
+        lse = empty_strided(lse_shape, lse_strides, torch.float32) if with_lse else None
+        if enqueue is not None:
+            at_q, at_k, at_v, others = q.data_ptr(), k_cache.data_ptr(), v_cache.data_ptr(), [*map(_address, tensors)]
+            if (at_q | at_k | at_v) % ALIGNMENT or not (at_q and at_k and at_v):
+                require_memory(q, k_cache=k_cache, v_cache=v_cache)
+            if 0 in others:
+                require_storages(tensors)
+            for at in absent:
+                others.insert(at, 0)
+            enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), 0 if lse is None else lse.data_ptr(), *others)
+        return out, lse
+
+    return run
+
+
+def require_storages(tensors: Sequence[torch.Tensor]) -> None:
+    """Raises ArgumentError for one that has elements, but no memory."""
+    if any(tensor.numel() and not tensor.data_ptr() for tensor in tensors):
+        names = "cache_seqlens, block_table, cache_batch_idx, cache_leftpad and tensors of modifiers"
+        raise ArgumentError(f"{names} must have storages that hold their elements; got one without")
+
+
+untraced(_runner(0, torch.bfloat16, (0, 0, 0, 0), (0, 0, 0), None, ()))  # marks the code, which all that it returns share

@@ -1,0 +1,210 @@
+"""The operator that appends to a cache: schema, implementations, fake and FLOPs, and the way past the dispatcher for a known signature.
+
+`flashgen::append_to_cache` writes new keys and values to a cache, and gives how long sequences then are, and the rotated queries: an empty
+tensor where nothing is rotated, because what an operator gives must not be what it was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from torch.utils.flop_counter import register_flop_formula
+
+from ..launch import packed_arguments
+from ..launch.append_arguments import CHUNK, MOST_KEYS, AppendTensors, check_append, check_append_traced
+from ..launch.append_plan import AppendPlan, AppendRun, rotated_shape
+from ..launch.asked import require_no_gradient
+from ..launch.cached_arguments import CachedKeys, require_right_lengths
+from ..launch.private_names import knows_tensors, tensor_guard
+from ..launch.untraced import untraced
+from ..selection import loaded
+from . import plans
+from .gradients import NoDerivativeError
+from .registration import LIBRARY, cpu_is_allowed, register_for_all_others
+
+NAME = "append_to_cache"
+LIBRARY.define(
+    f"{NAME}(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor cache_seqlens, Tensor? block_table, Tensor? q, "
+    "Tensor? rotary_cos, Tensor? rotary_sin, bool rotary_interleaved, bool by_query) -> (Tensor lengths, Tensor q_rotated)"
+)
+_NO_TRANSFORM = "flashgen's caches have no derivatives, and no rules for the transforms of torch.func"
+_TENSORS, _AXES, _CONTIGUOUS = len(AppendTensors._fields), 4, (1,)
+
+
+class _Before:
+    """What ran a call, and what tells that another one has its signature: see `plans`.
+
+    Which tensors are there follows from how many dimensions they have one after the other.
+    """
+
+    __slots__ = ("count", "fits", "flags", "generation", "run")
+
+    def __init__(self, run: AppendRun, there: list[torch.Tensor], flags: tuple[bool, bool]) -> None:
+        self.run, self.count, self.flags, self.generation = run, len(there), flags, loaded.kernels.generation
+        self.fits = tensor_guard(tuple(there))
+
+
+@untraced
+def append_run_at_hand(tensors: AppendTensors, rotary_interleaved: bool, by_query: bool) -> AppendRun | None:
+    """What runs a call past the dispatcher, if that would do nothing but run it: see `plans.run_at_hand`.
+
+    Raises ArgumentError as `AppendPlan` does.
+    """
+    before: _Before | None = plans._LOCAL.before_append
+    there, flags = [tensor for tensor in tensors if tensor is not None], (rotary_interleaved, by_query)
+    if (
+        before is not None
+        and before.count == len(there)
+        and before.flags == flags
+        and before.fits(*there)
+        and before.generation == loaded.kernels.generation
+        and plans.no_modes()
+        and type(rotary_interleaved) is type(by_query) is bool
+    ):
+        return before.run
+    try:
+        if (
+            packed_arguments.values_are_checked
+            or not _are_plain(there)
+            or not plans.nobody_listens()
+            or not all(tensor.is_cuda for tensor in there)
+        ):
+            return None
+        key = _signature(tensors, flags)
+        plan = _plans().get(key)
+    except (AttributeError, TypeError, RuntimeError):  # an argument that `check_append` will speak of
+        return None
+    if plan is None:
+        return _new_plan(key, tensors, flags).run
+    if knows_tensors and type(rotary_interleaved) is type(by_query) is bool and not any(tensor.requires_grad for tensor in there):
+        if plan.before is None and len({*map(id, there)}) == len(there):  # PyTorch's check knows no tensor that is there twice
+            plan.before = _Before(plan.run, there, flags)
+        plans._LOCAL.before_append = plan.before
+    return plan.run
+
+
+def _are_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the dispatcher would do nothing with a call of these but hand it to the kernel."""
+    return not any(type(t) is not torch.Tensor or t.is_neg() or (t.requires_grad and torch.is_grad_enabled()) for t in tensors)
+
+
+def _signature(tensors: AppendTensors, flags: tuple[bool, bool]) -> tuple[Any, ...]:
+    """What decides a plan."""
+    of_tensors = [None if one is None else (one.shape, one.stride(), one.dtype, one.device) for one in tensors]
+    return (*of_tensors, flags, loaded.kernels.generation)
+
+
+def _but_for_sizes(key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """A signature without what `AppendPlan.with_sizes` looks at; None for one that needs all checks."""
+    k_cache, v_cache, k, v, (lengths, step, *of_lengths), table, q, *others = key
+    if len(lengths) != 1 or not lengths[0] or step != _CONTIGUOUS or len(k_cache[0]) != _AXES:
+        return None
+    batch, found = lengths[0], list[tuple[Any, ...] | None]()
+    for one in (k, v, q):
+        if one is not None:
+            shape, strides, *rest = one
+            if len(shape) != _AXES or shape[0] != batch or strides[3] != 1 or (strides[0] | strides[1] | strides[2]) % CHUNK:
+                return None
+            found.append((*shape[2:], *rest))
+        else:
+            found.append(None)
+    if k is not None and v is not None and k[0][1] != v[0][1]:
+        return None
+    if table is not None:
+        shape, strides, *rest = table
+        if len(shape) != 2 or shape[0] != batch or strides[1] != 1 or shape[1] * k_cache[0][1] > MOST_KEYS:
+            return None
+        found.append(tuple(rest))
+    elif batch > k_cache[0][0]:
+        return None
+    else:
+        found.append(None)
+    return (k_cache, v_cache, *found, *of_lengths, *others)
+
+
+def _new_plan(key: tuple[Any, ...], tensors: AppendTensors, flags: tuple[bool, bool]) -> AppendPlan:
+    """The plan for a signature that this thread has not met: made from one that differs in its sizes alone, if there is one."""
+    alike: dict[tuple[Any, ...], AppendPlan] = plans._LOCAL.__dict__.setdefault("append_but_for_sizes", {})
+    but_for_sizes = _but_for_sizes(key)
+    known = alike.get(but_for_sizes) if but_for_sizes is not None else None
+    if known is not None:
+        return plans.kept(_plans(), key, known.with_sizes(tensors))
+    plan = AppendPlan(tensors, *flags)
+    if but_for_sizes is not None:
+        plans.kept(alike, but_for_sizes, plan)
+    return plans.kept(_plans(), key, plan)
+
+
+def append_plan_for(tensors: AppendTensors, rotary_interleaved: bool, by_query: bool) -> AppendPlan:
+    """This thread's plan for the call's signature."""
+    flags = rotary_interleaved, by_query
+    key = _signature(tensors, flags)
+    return _plans().get(key) or _new_plan(key, tensors, flags)
+
+
+def _plans() -> dict[tuple[Any, ...], AppendPlan]:
+    """This thread's."""
+    found: dict[tuple[Any, ...], AppendPlan] = plans._LOCAL.__dict__.setdefault("append_plans", {})
+    return found
+
+
+def _told(*arguments: Any) -> tuple[AppendTensors, bool, bool]:
+    """What the operator is told."""
+    return AppendTensors(*arguments[:_TENSORS]), arguments[_TENSORS], arguments[_TENSORS + 1]
+
+
+@untraced
+def _cuda(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    tensors, *flags = _told(*arguments)
+    for name, tensor in tensors.named.items():  # which no signature tells
+        require_no_gradient(name, tensor)
+    if packed_arguments.values_are_checked:
+        check_append(tensors, *flags)
+        _require_right_lengths(tensors)
+    return append_plan_for(tensors, flags[0], flags[1]).run(*tensors)
+
+
+@untraced
+def _elsewhere(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    tensors, *flags = _told(*arguments)
+    problem = check_append(tensors, *flags)
+    cpu_is_allowed(tensors.k_cache, "k_cache")
+    if packed_arguments.values_are_checked:
+        _require_right_lengths(tensors)
+    from . import cpu
+
+    found = cpu.append_on_cpu(problem, tensors, *flags)
+    torch.autograd.graph.increment_version((tensors.k_cache, tensors.v_cache))
+    return found
+
+
+def _require_right_lengths(tensors: AppendTensors) -> None:
+    where = CachedKeys(tensors.cache_seqlens, tensors.block_table)
+    require_right_lengths(tensors.k_cache, where, 0 if tensors.k is None else tensors.k.shape[1])
+
+
+def _fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    tensors, *flags = _told(*arguments)
+    check_append_traced(tensors, *flags)
+    return torch.empty_like(tensors.cache_seqlens), tensors.k_cache.new_empty(rotated_shape(tensors))
+
+
+def _refuse_mapped(*_: Any) -> NoReturn:
+    raise NoDerivativeError(_NO_TRANSFORM)
+
+
+LIBRARY.impl(NAME, _cuda, "CUDA")
+register_for_all_others(NAME, _elsewhere)
+torch.library.register_fake(f"flashgen::{NAME}", _fake, lib=LIBRARY)
+torch.library.register_vmap(f"flashgen::{NAME}", _refuse_mapped, lib=LIBRARY)
+append_to_cache = torch.ops.flashgen.append_to_cache.default
+
+
+@register_flop_formula([torch.ops.flashgen.append_to_cache])
+def _flops(k_cache: Sequence[int], v_cache: Sequence[int], k: Sequence[int] | None, *others: Any, **_: Any) -> int:
+    """For `torch.utils.flop_counter`; shapes in place of tensors. Rotation has two products and an addition an element."""
+    q, tables = others[3], others[4]
+    rotated = [shape for shape in (k, q) if shape is not None and tables is not None]
+    return sum(3 * shape[0] * shape[1] * shape[2] * shape[3] for shape in rotated)

@@ -1,0 +1,182 @@
+"""A thread's plans of calls on KV caches, and the way past the dispatcher for a call that nobody else has an interest in: see plans.py.
+
+A call that appends or rotates is two of them in one, by one look at all of its tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from flashgen.codegen.modifier import NO_MODIFIERS, Given
+
+from ..launch import packed_arguments
+from ..launch.appending_plan import AppendedTensors, AppendingPlan
+from ..launch.arguments import check_options
+from ..launch.asked import signature_of
+from ..launch.cached_arguments import CachedKeys
+from ..launch.cached_plan import CachedPlan, CachedRun
+from ..launch.private_names import knows_tensors, tensor_guard
+from ..launch.untraced import untraced
+from ..selection import loaded
+from . import plans
+from .append import append_plan_for
+
+# Bits of `CachedOptions.there`.
+TABLE, BATCH_IDX, LEFTPAD, APPENDED, ROTARY = 1, 2, 4, 8, 16
+_OF_ATTENTION = TABLE | BATCH_IDX | LEFTPAD
+_MOST_BEFORE = 64  # calls of a thread that are known at once
+
+
+class CachedOptions(NamedTuple):
+    """What decides a plan beside tensors: q, the cache and its lengths, those that are `there`, of modifiers, and what is appended.
+
+    there: bits of the optional tensors, in their order; k and v have one bit, and so have the rotary tables
+    rotary_interleaved, by_query: as the operator `append_to_cache` has them, False without rotary tables
+    """
+
+    there: int = 0
+    causal: bool = False
+    scale: float | None = None
+    modifiers: Given = NO_MODIFIERS
+    batch_invariant: bool = False
+    rotary_interleaved: bool = False
+    by_query: bool = False
+
+    @property
+    def first_of_modifiers(self) -> int:
+        """Which of all tensors is the first of modifiers."""
+        return 4 + (self.there & _OF_ATTENTION).bit_count()
+
+    def where(self, tensors: Sequence[torch.Tensor]) -> CachedKeys:
+        """Of all tensors of a call."""
+        rest = iter(tensors[4:])
+        return CachedKeys(tensors[3], *[next(rest) if self.there & bit else None for bit in (TABLE, BATCH_IDX, LEFTPAD)])
+
+    def appended(self, count: int) -> AppendedTensors:
+        """Which of so many tensors is which."""
+        has = [bool(self.there & bit) for bit in (TABLE | BATCH_IDX, BATCH_IDX, LEFTPAD, APPENDED, ROTARY)]
+        of_modifiers = count - self.first_of_modifiers - 2 * (has[3] + has[4])
+        return AppendedTensors(has[0], has[1], has[2], of_modifiers, has[3], has[4])
+
+
+class _Before:
+    """What ran a call, and what tells that another one of the same options has its signature: see `plans`."""
+
+    __slots__ = ("fits", "generation", "run")
+
+    def __init__(self, run: CachedRun, tensors: Sequence[torch.Tensor]) -> None:
+        self.run, self.fits, self.generation = run, tensor_guard(tuple(tensors)), loaded.kernels.generation
+
+
+_Plan = CachedPlan | AppendingPlan
+
+
+@untraced
+def cached_run_at_hand(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]) -> CachedRun | None:
+    """What runs a call past the dispatcher, if that would do nothing but run it: see `plans.run_at_hand`.
+
+    tensors: all that are there; options: the fields of `CachedOptions`. Calls that differ in these are known side by side, as a model's
+    layers may. Where lengths are checked there is none. Raises ArgumentError as `check_options`, `CachedPlan` and `AppendPlan` do.
+    """
+    try:
+        known: dict[tuple[Any, ...], _Before] = plans._LOCAL.__dict__.setdefault("before_cached", {})
+        before = known.get(options)
+        if (
+            before is not None
+            and before.fits(*tensors)
+            and before.generation == loaded.kernels.generation
+            and plans.no_modes()
+            and type(options[1]) is bool
+            and not packed_arguments.values_are_checked
+        ):
+            return before.run
+        if packed_arguments.values_are_checked or not _is_plain(tensors) or not plans.nobody_listens():
+            return None
+        key = (signature_of(tensors), options, loaded.kernels.generation)
+        plan: _Plan | None = _plans().get(key)
+    except (AttributeError, TypeError, RuntimeError):  # an argument that `check_cached_types` will speak of
+        return None
+    if plan is None:
+        if not all(tensor.is_cuda for tensor in tensors[:3]):
+            return None
+        check_options(options[1], options[2], "bshd", False)
+        return _new_plan(key, tensors, CachedOptions(*options)).run  # whether it comes again, who knows: a guard takes as long as a call
+    if knows_tensors and type(options[1]) is bool:
+        is_known = plan.before is None and len({*map(id, tensors)}) == len(tensors)  # PyTorch's check knows no tensor that is there twice
+        if is_known and not any(tensor.requires_grad for tensor in tensors):
+            plan.before = _Before(plan.run, tensors)
+        if plan.before is not None:
+            if len(known) >= _MOST_BEFORE:
+                known.clear()
+            known[options] = plan.before
+    return plan.run
+
+
+def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the dispatcher would do nothing with a call of these but hand it to the kernel."""
+    return not any(type(t) is not torch.Tensor or t.is_neg() or (t.requires_grad and torch.is_grad_enabled()) for t in tensors)
+
+
+def _but_for_sizes(key: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """A signature without what `CachedPlan.with_sizes` looks at; None for one that needs all checks."""
+    (of_q, of_k, of_v, *others), options, generation = key
+    if not len(of_q[0]) == len(of_k[0]) == len(of_v[0]) == 4:
+        return None
+    of_modifiers = tuple(others[CachedOptions(*options).first_of_modifiers - 3 :])
+    if max([len(shape) for shape, *_ in of_modifiers], default=0) > 1:
+        return None
+    batch = of_q[0][0] if of_modifiers else None
+    return of_q[0][2:], of_q[2:], of_k[0][2:], of_k[2:], of_v[0][2:], of_v[2:], of_modifiers, batch, options, generation
+
+
+def _new_plan(key: tuple[Any, ...], tensors: Sequence[torch.Tensor], options: CachedOptions) -> _Plan:
+    """The plan for a signature that this thread has not met: made from one that differs in its sizes alone, if there is one."""
+    if options.there & ~_OF_ATTENTION:
+        return plans.kept(_plans(), key, _new_appending(tensors, options))
+    alike: dict[tuple[Any, ...], CachedPlan] = plans._LOCAL.__dict__.setdefault("cached_but_for_sizes", {})
+    but_for_sizes = _but_for_sizes(key)
+    known = alike.get(but_for_sizes) if but_for_sizes is not None else None
+    if known is not None:
+        other = known.with_sizes(tensors[0], tensors[1], tensors[2], options.where(tensors))
+        if other is not None:
+            return plans.kept(_plans(), key, other)
+    plan = CachedPlan(*cached_checks(tensors, options))
+    if but_for_sizes is not None and plan.call is not None:
+        plans.kept(alike, but_for_sizes, plan)
+    return plans.kept(_plans(), key, plan)
+
+
+def _new_appending(tensors: Sequence[torch.Tensor], options: CachedOptions) -> AppendingPlan:
+    """The same of a call that appends or rotates: attention is planned first, so that no cache changes where it cannot be computed."""
+    there = options.appended(len(tensors))
+    own = list(tensors[: there.end])
+    if there.rotates and not own[0].is_contiguous():
+        own[0] = _dense_like(own[0])  # as rotated queries are
+    attention = cached_plan_for(own, CachedOptions(options.there & _OF_ATTENTION, *options[1:5]))
+    return AppendingPlan(append_plan_for(there.of_append(tensors), options.rotary_interleaved, options.by_query), attention, there, tensors)
+
+
+def _dense_like(q: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(q, memory_format=torch.contiguous_format)
+
+
+def _plans() -> dict[tuple[Any, ...], _Plan]:
+    """This thread's, of attention alone and with what is appended."""
+    found: dict[tuple[Any, ...], _Plan] = plans._LOCAL.__dict__.setdefault("cached_plans", {})
+    return found
+
+
+def cached_plan_for(tensors: Sequence[torch.Tensor], options: CachedOptions) -> CachedPlan:
+    """This thread's plan for the signature of a call of attention alone."""
+    key = (signature_of(tensors), tuple(options), loaded.kernels.generation)
+    return _plans().get(key) or _new_plan(key, tensors, options)  # type: ignore[return-value]
+
+
+def cached_checks(tensors: Sequence[torch.Tensor], options: CachedOptions) -> tuple[Any, ...]:
+    """The arguments of `check_cached_call`."""
+    q, k_cache, v_cache, *_ = tensors
+    others = tensors[options.first_of_modifiers :]
+    return q, k_cache, v_cache, options.where(tensors), options.causal, options.scale, options.batch_invariant, options.modifiers, others

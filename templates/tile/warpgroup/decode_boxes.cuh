@@ -1,0 +1,105 @@
+// Keys in pages of a cache, as tensor copies bring them: a key tile is one box or several, each within a page. A warp of the producers
+// finds where boxes are, a batch of 32 at a time and batches ahead of the thread that copies them: so an entry of the page table is there
+// when its box is wanted, at the begin of a head as well.
+
+// Where a sequence's keys are among the rows of its key tiles: [front, end). Where a sequence has several pages its tiles begin where a box
+// does, which may be before its first key.
+template <int kBlockKv>
+struct TiledKeys {
+    int front, end;
+
+    template <class KeyTiles>
+    __device__ __forceinline__ static TiledKeys of(const KeyTiles& key_tiles, const KeySpan& span) {
+        const int front = key_tiles.front(span);
+        return {front, front + span.length()};
+    }
+    // Whether the sequence begins within a tile, or a tile has rows behind its end.
+    __device__ __forceinline__ bool begin_in(int tile) const { return tile * kBlockKv < front; }
+    __device__ __forceinline__ bool end_in(int tile) const { return (tile + 1) * kBlockKv > end; }
+
+    // P of rows that are not the sequence's is 0, but memory may hold infinities there, or NaN: V gets zeros. All consumers of the tile
+    // call this, row group by row group, and meet at `barrier`.
+    template <class ValueTile>
+    __device__ __forceinline__ void clear_others(ValueTile values, int tile, int row_group, int row_groups, int barrier) const {
+        if (!begin_in(tile) && !end_in(tile)) return;
+        const int thread = row_group * 128 + thread_index() % 128, first = tile * kBlockKv;
+        values.clear_rows(0, front - first, thread, row_groups * 128);
+        values.clear_rows(max(end - first, 0), kBlockKv, thread, row_groups * 128);
+        fence_proxy_async();
+        bar_sync(barrier, row_groups * 128);
+    }
+};
+
+// Coordinates 1 to 3 of a box's first row in the maps of k and v, which are (column, key of the page, head, page).
+struct KeyBox {
+    int row, head, page;
+    bool exists;  // else the tile has no keys: see CachedKeyTiles
+
+    // Box `box` of key tile `tile`. One that has no key of the sequence is not read: it lies behind its page, where the map has zeros.
+    template <int kBlockKv, class Parameters, class KeyTiles>
+    __device__ __forceinline__ static KeyBox find(const Parameters& p, const KeyTiles& key_tiles, const HeadTiles& head, int tile,
+                                                  int box) {
+        const CachedSequences& sequences = key_tiles.sequences;
+        const KeySpan span = sequences.span(head.batch);
+        const auto keys = TiledKeys<kBlockKv>::of(key_tiles, span);
+        const int head_kv = rows_of(p, head).head_kv, row = (tile - head.first - head.part_cost) * kBlockKv + box * p.box_keys;
+        if (tile < head.first + head.part_cost) return {};
+        if (row >= keys.end) return {p.page_size, head_kv, 0, true};
+        const PageRow at = sequences.page_row(span.begin - keys.front + row);
+        const int entry = sequences.table == nullptr ? head.batch : *sequences.entry(head.batch, at);
+        return {at.row, head_kv, sequences.page_of(entry), true};
+    }
+};
+
+// The boxes of a block's key tiles, given its first part, found by a warp.
+template <class Traits, class Parameters>
+__device__ __forceinline__ void find_boxes(const Parameters& p, const DecodeStorage<Traits>& smem, const Shares<Traits>& shares,
+                                           const Part<Traits>& part) {
+    PipelineState<DecodeStorage<Traits>::kBoxBatches> state;
+    const int number = divide(lane_index(), p.tile_boxes_reciprocal), box = lane_index() - number * p.tile_boxes;
+#pragma unroll 1
+    for (int first = part.begin; first < part.end_of_share; first += p.batch_tiles) {
+        const int tile = first + number;
+        KeyBox found{};
+        if (number < p.batch_tiles && tile < part.end_of_share) {
+            const HeadTiles head = tile < part.end ? part.head : shares.key_tiles.head_of(tile);
+            found = KeyBox::find<Traits::kBlockKv>(p, shares.key_tiles, head, tile, box);
+        }
+        smem.box_pipeline.producer_acquire(state);
+        store_shared_v4(smem.box(state.stage, lane_index()),
+                        {static_cast<u32>(found.row), static_cast<u32>(found.head), static_cast<u32>(found.page), found.exists});
+        barrier_warp_sync();
+        smem.box_pipeline.producer_commit(state.stage, lane_index() == 0);
+        state.advance();
+    }
+}
+
+// Copies K of these boxes, or V: a thread each does, as one would be too slow for small boxes.
+template <bool kValues, class Traits, class Parameters>
+__device__ __forceinline__ void copy_boxes(const Parameters& p, const DecodeStorage<Traits>& smem, int tiles) {
+    PipelineState<Traits::kStages> state;
+    PipelineState<DecodeStorage<Traits>::kBoxBatches> batch;
+    int number = 0;  // of the tile in the batch
+#pragma unroll 1
+    for (; tiles > 0; --tiles) {
+        if (number == 0) smem.box_pipeline.consumer_wait(batch);
+        const SharedAddress first = smem.box(batch.stage, number * p.tile_boxes);
+        if (load_shared(first + 12) != 0) {
+            smem.pipeline.producer_acquire(state);
+            smem.pipeline.producer_expect(state, kValues ? Traits::ValueTile::kBytes : Traits::KeyTile::kBytes);
+            const SharedAddress full = smem.pipeline.full(state.stage);
+#pragma unroll 2
+            for (int box = 0; box < p.tile_boxes; ++box) {
+                const uint4 v = load_shared_v4(first + box * 16);
+                const int row = static_cast<int>(v.x), head = static_cast<int>(v.y), page = static_cast<int>(v.z);
+                if constexpr (kValues) smem.value_tile(state.stage).load_rows(box * p.box_keys, p.v_map, full, row, head, page);
+                else smem.key_tile(state.stage).load_rows(box * p.box_keys, p.k_map, full, row, head, page);
+            }
+            state.advance();
+        }
+        if (++number < p.batch_tiles) continue;
+        smem.box_pipeline.consumer_release(batch.stage, true);
+        batch.advance();
+        number = 0;
+    }
+}

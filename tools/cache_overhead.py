@@ -1,0 +1,84 @@
+"""What a call of `flashgen.attention_with_kvcache` costs the CPU: of a known signature, and of sizes that it has not seen before.
+
+    python -m tools.cache_overhead --gpu
+    python -m tools.cache_overhead --rounds 31
+
+With --gpu on the machine's GPU, which is waited for between turns. Without, on a made-up driver, as in modifier_overhead.py. A step of a
+generation: 8 sequences, 32 heads on 8, head_dim 128, bf16, pages of 64 keys. In each round every kind of call runs in turn: microseconds,
+the median of rounds and the least. "again" has as many widths of the table as a round has calls, which were all seen before; "new" has ones
+that nobody has seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashgen.kvcache import attention_with_kvcache
+
+from .modifier_overhead import WARM_UP, measured, pretend
+
+BATCH, HEADS, HEADS_KV, HEAD_DIM, PAGE, PAGES, WIDTH = 8, 32, 8, 128, 64, 256, 32
+
+
+def kinds(device: str, calls: int) -> dict[str, Callable[[], object]]:
+    """The calls by what they are."""
+    q = torch.zeros(BATCH, 1, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
+    k_cache, v_cache = (torch.zeros(PAGES, PAGE, HEADS_KV, HEAD_DIM, device=device, dtype=torch.bfloat16) for _ in "kv")
+    dense_k, dense_v = (cache.view(BATCH, -1, HEADS_KV, HEAD_DIM) for cache in (k_cache, v_cache))
+    k, v = (torch.zeros(BATCH, 1, HEADS_KV, HEAD_DIM, device=device, dtype=torch.bfloat16) for _ in "kv")
+    cos, sin = (torch.zeros(PAGE * PAGES, HEAD_DIM // 2, device=device) for _ in "cs")
+    lengths = torch.full((BATCH,), 1000, device=device, dtype=torch.int32)
+    wide = torch.zeros(BATCH, 2 * WIDTH + 2**14, device=device, dtype=torch.int32)  # of which a call has the first columns
+    table = torch.zeros(BATCH, WIDTH, device=device, dtype=torch.int32)
+    again, new = itertools.cycle(range(WIDTH + 1, WIDTH + 1 + calls)), itertools.count(WIDTH + calls + 1)
+
+    def paged(table: torch.Tensor) -> object:
+        return attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=table, causal=True)
+
+    def appended(table: torch.Tensor) -> object:
+        rotary: dict[str, Any] = {"rotary_cos": cos, "rotary_sin": sin}
+        return attention_with_kvcache(q, k_cache, v_cache, k, v, cache_seqlens=lengths, block_table=table, **rotary, causal=True)
+
+    return {
+        "dense cache": lambda: attention_with_kvcache(q, dense_k, dense_v, cache_seqlens=lengths, causal=True),
+        "pages": lambda: paged(table),
+        "pages, appended and rotated": lambda: appended(table),
+        "one length, dense cache": lambda: attention_with_kvcache(q, dense_k, dense_v, cache_seqlens=1000, causal=True),
+        "pages, again": lambda: paged(wide[:, : next(again)]),
+        "pages, new": lambda: paged(wide[:, : next(new)]),
+        "appended, new": lambda: appended(wide[:, : next(new)]),
+        "a slice, in the last three": lambda: wide[:, :WIDTH],
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=100, help="calls in a row of each kind")
+    parser.add_argument("--gpu", action="store_true", help="call on this machine's GPU")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        if options.gpu:
+            os.environ["FLASHGEN_CACHE_DIR"] = folder
+        else:
+            pretend(Path(folder))
+        calls = kinds("cuda" if options.gpu else "cpu", options.calls)
+        for call in calls.values():
+            for _ in range(WARM_UP):
+                call()
+        for name, times in measured(calls, options.rounds, options.calls).items():
+            print(f"{name:28} median {statistics.median(times):7.2f}  least {min(times):7.2f}")
+
+
+if __name__ == "__main__":
+    main()
