@@ -72,7 +72,7 @@ def with_tokens(call: Call, tokens_q: int, tokens_kv: int, len_q: int, len_kv: i
 def with_pages(
     call: Call, batch: int, len_q: int, pages: int, page_size: int, table_pages: int, strides: Mapping[str, tuple[int, ...]]
 ) -> Call:
-    """The call on a cache with other sizes, and other strides of q, k, v, out and block_table, which is dense without; all else as it is.
+    """The call on a cache with other sizes, and other strides of q, k, v, out, block_table and descales, which are dense without.
 
     Not for modifiers whose tensors have an element for each sequence, query or key.
     """
@@ -85,6 +85,9 @@ def with_pages(
     views["lse"] = view_of(((batch, heads_q, len_q), (heads_q * len_q, len_q, 1)))
     views["cache_seqlens"] = views["cache_leftpad"] = view_of(((batch,), (1,)))
     views["block_table"] = view_of(((batch, table_pages), strides.get("block_table") or (table_pages, 1)))
+    if call.problem.dtype_kv is not None:
+        for name in ("k_descale", "v_descale"):
+            views[name] = view_of(((batch, heads_kv), strides.get(name) or (heads_kv, 1)))
     sizes = batch, heads_q, heads_kv, len_q, table_pages * page_size
     of_pages = pages, page_size, table_pages
     return Call(call.problem, Workload(*sizes, w.window_left, w.window_right, w.chunk, 0, 0, *of_pages), views, call.scalars)
@@ -225,11 +228,13 @@ def problem_reasons(
     packed: bool = False,
     cached: bool = False,
     invariant: bool = False,
+    e4m3: bool = False,
 ) -> list[str]:
     """Why no kernel of attention's pass `operation` computes a problem: it is another's, or its dtype or head dims are illegal.
 
     Head dims must be multiples of 8, the elements that a copy of 16 bytes has, up to 256. `taken`: modifiers that the kernels have;
-    packed, cached: whether they compute packed sequences, and those of caches; invariant: whether they can be `batch_invariant`.
+    packed, cached: whether they compute packed sequences, and those of caches; invariant: whether they can be `batch_invariant`;
+    e4m3: whether elements of caches may be e4m3.
     """
     if problem.operation != operation:
         return [f"pass must be {operation}; got {problem.operation}"]
@@ -243,6 +248,8 @@ def problem_reasons(
     if (problem.is_packed and not packed) or (problem.is_cached and not cached):
         allowed = " or ".join(["dense", *(["packed"] if packed else []), *(["cached"] if cached else [])])
         reasons.append(f"sequences must be {allowed} in these kernels; got {problem.sequences.value}")
+    if problem.dtype_kv is not None and not e4m3:
+        reasons.append(f"dtype_kv must be None in these kernels, as k and v have q's dtype; got {problem.dtype_kv.value}")
     if problem.batch_invariant and not invariant:
         reasons.append("batch_invariant must be False in these kernels, whose order of summation depends on sizes; got True")
     shared = Counter(operand.name for operand in modifier_operands(problem))

@@ -13,6 +13,7 @@ from .workload import Workload
 
 ENTRIES = 512  # of shared memory for sums of key tiles: each for one sequence, as long as there are no more
 SUMS_BYTES = (ENTRIES + 1) * 4  # kBytes of CachedKeyTiles
+ENTRY_BYTES, TILE_BYTES = 16, 16  # of shared memory: what copies must know of a key, and of a tile
 TILES = ("sequences", "cached_sequences", "block_scan", "key_shares", "cached_key_tiles")
 _OF_DENSE = ("key_tiles_reciprocal",)
 
@@ -22,6 +23,11 @@ def with_cached_files(tiles: tuple[str, ...]) -> tuple[str, ...]:
     own = tuple(f"common/{name}" for name in TILES)
     at = tiles.index("common/key_shares")
     return (*tiles[:at], *own, *(name for name in tiles[at:] if name not in own))
+
+
+def cached_bytes(stages: int, key_groups: int, group_kv: int, warps: int) -> int:
+    """Of shared memory: entries of page tables, and sums of key tiles with what it takes to make them."""
+    return (stages + 1) * key_groups * (group_kv * ENTRY_BYTES + TILE_BYTES) + warps * 4 + SUMS_BYTES
 
 
 def cached_block(block: ParameterBlock) -> ParameterBlock:

@@ -45,6 +45,7 @@ class Element(enum.Enum):
     I16 = "i16"
     I8 = "i8"
     U8 = "u8"
+    E4M3 = "e4m3"
     BF16 = "bf16"
     F16 = "f16"
     BOOL = "bool"
@@ -54,7 +55,7 @@ _BYTES = {
     **dict.fromkeys((Element.I64,), 8),
     **dict.fromkeys((Element.F32, Element.I32), 4),
     **dict.fromkeys((Element.I16, Element.BF16, Element.F16), 2),
-    **dict.fromkeys((Element.I8, Element.U8, Element.BOOL), 1),
+    **dict.fromkeys((Element.I8, Element.U8, Element.E4M3, Element.BOOL), 1),
 }
 
 
@@ -83,8 +84,18 @@ class Operand:
 
     @property
     def is_strided(self) -> bool:
-        """Whether a caller chooses its strides: of four axes, of tokens, heads and columns, or a page table. All others are dense."""
+        """Whether a caller chooses its strides: of four axes, of tokens, heads and columns, a page table, or a number for each head.
+
+        All others are dense. The last stride is 1 but where numbers are of heads.
+        """
+        if self.is_of_heads:
+            return True
         return len(self.axes) == 4 or (len(self.axes) == 3 and self.axes[0] in _TOKENS) or self.axes[-1:] == (Axis.TABLE,)
+
+    @property
+    def is_of_heads(self) -> bool:
+        """Whether it has a number for each key/value head of each entry of the batch: with any strides, 0 where they have the same."""
+        return self.axes == (Axis.BATCH, Axis.HEADS_KV)
 
     def bytes(self, problem: Problem) -> int:
         """Size of one element."""

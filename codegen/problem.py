@@ -58,6 +58,17 @@ class Dtype(_Choice):
         return cls(aliases.get(text, text))
 
 
+class CacheDtype(_Choice):
+    """Element type of keys and values in a cache where it is not that of q: a value is the element times the descale of its head."""
+
+    E4M3 = "e4m3"
+
+    @property
+    def bytes(self) -> int:
+        """Size of one element in bytes."""
+        return 1
+
+
 class Mask(_Choice):
     """Which keys a query may see. CAUSAL is aligned bottom-right: key j is seen by query i iff j <= i + len_kv - len_q."""
 
@@ -91,6 +102,7 @@ class Problem:
     every GPU of an architecture, and whether its keys are dense or in pages.
     `modifiers`: names of what changes scores, or which keys a query sees, beside the mask, sorted: those with a file in
     `codegen/modifiers`, and traced functions, whose names say what they are. Their values are known at launch.
+    `dtype_kv`: of keys and values in a cache, where it is not `dtype`.
     What a family can do with a problem is the family's to say; here only what no attention kernel could mean is refused.
     """
 
@@ -103,6 +115,7 @@ class Problem:
     modifiers: tuple[str, ...] = field(default=(), metadata=ADDED_LATER)
     sequences: Sequences = field(default=Sequences.DENSE, metadata=ADDED_LATER)
     batch_invariant: bool = field(default=False, metadata=ADDED_LATER)
+    dtype_kv: CacheDtype | None = field(default=None, metadata=ADDED_LATER)
 
     def __post_init__(self) -> None:
         if isinstance(self.operation, Pass):
@@ -121,6 +134,8 @@ class Problem:
             self._require_sequences()
         if self.batch_invariant and self.operation != Pass.FORWARD.value:
             raise ArgumentError(f"batch_invariant must be False for {self.operation}, as it is of attention's forward pass alone; got True")
+        if self.dtype_kv is not None and not self.is_cached:
+            raise ArgumentError(f"dtype_kv must be None where sequences are not cached; got {self.dtype_kv.value}")
         if self.operation != Pass.BACKWARD.value:
             object.__setattr__(self, "deterministic", False)
 
@@ -152,6 +167,11 @@ class Problem:
         return self.sequences is Sequences.CACHED
 
     @property
+    def kv_bytes(self) -> int:
+        """Size of one element of keys and values in bytes."""
+        return self.dtype.bytes if self.dtype_kv is None else self.dtype_kv.bytes
+
+    @property
     def name(self) -> str:
         """For people and file names, for example 'bf16_d64_causal' or 'fp16_d192x128_full'; an operation but forward comes first."""
         return self.variant if self.operation == "forward" else f"{self.operation}_{self.variant}"
@@ -167,6 +187,7 @@ class Problem:
             width,
             self.mask.value,
             *([] if self.sequences is Sequences.DENSE else [self.sequences.value]),
+            *([] if self.dtype_kv is None else [self.dtype_kv.value]),
             *map(short_name, self.modifiers),
             *(["deterministic"] if self.deterministic else []),
             *(["invariant"] if self.batch_invariant else []),

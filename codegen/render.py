@@ -16,6 +16,7 @@ from flashgen import templates
 from .errors import ArgumentError
 from .linear_terms import linear_columns
 from .modifier import Modifier, collects_gradients, modifiers_of
+from .problem import CacheDtype
 from .prune import END, MARK, parts, pruned
 from .score_chain import chain_text, conditions, shares_distances
 from .score_tensors import fetches
@@ -47,7 +48,7 @@ _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key", "fetches"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
-    *("traced_tiles", "traced_distances", "ahead", "linear", "hides", "packed", "cached", "invariant"),
+    *("traced_tiles", "traced_distances", "ahead", "linear", "hides", "packed", "cached", "invariant", "e4m3"),
 )
 _FETCHING = ("cp_async", "ldmatrix")  # atoms of common/fetched_tensor
 _COLUMNS = 120
@@ -202,6 +203,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
             packed=spec.problem.is_packed,
             cached=spec.problem.is_cached,
             invariant=spec.problem.batch_invariant,
+            e4m3=spec.problem.dtype_kv is CacheDtype.E4M3,
         ),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers if modifier.link)],
         atoms=atom_files(used_atoms, atoms),

@@ -24,12 +24,13 @@ from .launch.cached_arguments import (
     require_countable,
     require_dimensions,
 )
+from .launch.descales import broadcast_descales
 from .launch.filled_lengths import filled_lengths
 from .launch.keywords import modified_of_call
 from .operators.append import append_to_cache
 from .operators.autograd import is_differentiated, is_transformed
 from .operators.cached import NO_DERIVATIVE, attention_cached_forward, attention_cached_output
-from .operators.cached_plans import APPENDED, BATCH_IDX, LEFTPAD, ROTARY, TABLE, cached_run_at_hand
+from .operators.cached_plans import APPENDED, BATCH_IDX, K_DESCALE, LEFTPAD, ROTARY, TABLE, V_DESCALE, cached_run_at_hand
 from .operators.gradients import NoDerivativeError
 from .operators.plans import nobody_listens
 
@@ -38,7 +39,6 @@ __all__ = ["attention_with_kvcache"]
 _MAY_REQUIRE_GRAD = ("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "sinks")  # alibi_slopes are refused before
 _BY_SCORE = "a tensor with an element for each score has no kernels for caches yet"
 _BY_FUNCTION = "functions of positions have no kernels for caches yet"
-_FP8 = "caches are bf16 or fp16 as yet, which have no scales"
 # Keywords of `attention` and of flash_attn_with_kvcache that this one refuses, and why.
 _REFUSED = {
     "layout": "q lies as (batch, len_q, heads, head_dim), and a cache as its strides say",
@@ -53,8 +53,6 @@ _REFUSED = {
     "mask_mod": _BY_FUNCTION,
     "block_mask": _BY_FUNCTION,
     "return_dropout_mask": "there is no dropout",
-    "k_descale": _FP8,
-    "v_descale": _FP8,
 }
 
 
@@ -80,6 +78,8 @@ def attention_with_kvcache(
     softcap: float | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
+    k_descale: torch.Tensor | None = ...,
+    v_descale: torch.Tensor | None = ...,
     num_splits: int | None = ...,
     batch_invariant: bool = ...,
     return_lse: Literal[False] = ...,
@@ -107,6 +107,8 @@ def attention_with_kvcache(
     softcap: float | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
+    k_descale: torch.Tensor | None = ...,
+    v_descale: torch.Tensor | None = ...,
     num_splits: int | None = ...,
     batch_invariant: bool = ...,
     return_lse: bool,
@@ -133,6 +135,8 @@ def attention_with_kvcache(
     softcap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    k_descale: torch.Tensor | None = None,
+    v_descale: torch.Tensor | None = None,
     num_splits: int | None = None,
     batch_invariant: bool = False,
     return_lse: bool = False,
@@ -143,9 +147,10 @@ def attention_with_kvcache(
     q: [batch, len_q, heads_q, head_dim], bf16 or fp16: one query of each sequence in a step of a generation, several that are guessed,
        a part of a prompt or a whole one
     k_cache: [batch_cache, keys, heads_kv, head_dim], batch_cache >= batch, or with block_table [pages, page_size, heads_kv, head_dim], of
-       pages of any size from 1; v_cache: as k_cache, with head_dim_v. Any strides whose last is 1, rows aligned to 16 bytes: both may be
-       parts of one tensor; a compiled call that adds keys should then be given that tensor, and take its parts itself, as PyTorch copies
-       tensors that share memory where one of them changes. Heads and head dims as `flashgen.attention` has them.
+       pages of any size from 1; v_cache: as k_cache, with head_dim_v. Of q's dtype, or torch.float8_e4m3fn. Any
+       strides whose last is 1, rows aligned to 16 bytes: both may be parts of one tensor; a compiled call that adds keys should then be
+       given that tensor, and take its parts itself, as PyTorch copies tensors that share memory where one of them changes. Heads and head
+       dims as `flashgen.attention` has them; of float8_e4m3fn head dims are multiples of 16.
     k, v: [batch, len_new, heads_kv, head_dim], and with head_dim_v: new keys and values, which are written to the cache before attention is
        computed. New key i of sequence b comes behind the keys that are there, as number cache_seqlens[b] + i. One that has no room is not
        written, and queries are aligned to the last key that has; where a table names no page, nothing is written, but a page is read.
@@ -161,6 +166,8 @@ def attention_with_kvcache(
     rotary_interleaved: whether an element is rotated with the next one (GPT-J), or with that half of rotary_dim behind (GPT-NeoX, Llama)
     causal: query i of a sequence sees its keys j <= i + len_kv - len_q, of all that it has then, new ones included (aligned bottom-right)
     scale, window, chunk, softcap, alibi_slopes, sinks: as `flashgen.attention` has them, with keys counted from cache_leftpad
+    k_descale, v_descale: fp32, [batch, heads_kv] or broadcast to it: what elements of a float8_e4m3fn cache are multiplied by, 1 without.
+       New keys and values are divided by them, rounded to nearest even, and at most the largest element, 448.
     num_splits: into how many parts keys are divided for more of the GPU at once. flashgen divides them by sizes and the number of SMs,
        whatever is given: this is there for those who come from flash_attn_with_kvcache.
     batch_invariant: whether what a sequence gets must be the same to the bit whatever else is in the batch, on every GPU of an
@@ -197,6 +204,8 @@ def attention_with_kvcache(
         is_local = bool(modified) and ("window" in modified[0] or "chunk" in modified[0])
         if not is_dynamo_compiling():
             given, of_modifiers = (known, tuple(modified[3])) if modified and known is not None else asked(*modified)
+    if k_descale is not None or v_descale is not None:
+        k_descale, v_descale = broadcast_descales(q, k_cache, k_descale, v_descale)
     by_query = is_local or causal is True
     if not is_dynamo_compiling() and (k is None) is (v is None) and (rotary_cos is None) is (rotary_sin is None):
         tensors: list[Any] = [q, k_cache, v_cache, lengths]
@@ -210,6 +219,12 @@ def attention_with_kvcache(
         if cache_leftpad is not None:
             tensors.append(cache_leftpad)
             there |= LEFTPAD
+        if k_descale is not None:
+            tensors.append(k_descale)
+            there |= K_DESCALE
+        if v_descale is not None:
+            tensors.append(v_descale)
+            there |= V_DESCALE
         if of_modifiers:
             tensors += of_modifiers
         options: tuple[Any, ...]
@@ -229,7 +244,7 @@ def attention_with_kvcache(
         if run is not None:
             both = run(return_lse, *tensors)
             return both if return_lse else both[0]
-    where = CachedKeys(lengths, block_table, cache_batch_idx, cache_leftpad)
+    where = CachedKeys(lengths, block_table, cache_batch_idx, cache_leftpad, k_descale, v_descale)
     try:
         check_added_types(k, v, rotary_cos, rotary_sin, rotary_interleaved, num_splits, batch_invariant, has_lengths)
         check_cached_types(q, k_cache, v_cache, where, causal, scale, return_lse)
@@ -239,8 +254,8 @@ def attention_with_kvcache(
             if not is_compiling():  # no cache may change where attention cannot be computed
                 check_cached_call(q, k_cache, v_cache, where, causal, scale, batch_invariant, *asked(*modified))
             table = block_table if cache_batch_idx is None else cache_batch_idx[:, None]
-            tables = rotary_cos, rotary_sin, rotary_interleaved, by_query
-            in_all, rotated = append_to_cache(k_cache, v_cache, k, v, lengths, table, q, *tables)
+            behind = rotary_cos, rotary_sin, k_descale, v_descale, rotary_interleaved, by_query
+            in_all, rotated = append_to_cache(k_cache, v_cache, k, v, lengths, table, q, *behind)
             q = q if rotary_cos is None else rotated
             where = where._replace(cache_seqlens=in_all)
         operator = attention_cached_forward if return_lse else attention_cached_output

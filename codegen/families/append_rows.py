@@ -10,11 +10,12 @@ from typing import Any
 from flashgen.codegen.attention import ELEMENTS, reciprocal
 from flashgen.codegen.config import Config, range_reasons, tagged
 from flashgen.codegen.devices import Device
+from flashgen.codegen.e4m3 import e4m3_block, e4m3_reasons, e4m3_values
 from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
-from flashgen.codegen.program import BlockResources, KernelLaunch, Program
+from flashgen.codegen.program import BlockResources, KernelLaunch, KernelText, Program
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
@@ -31,6 +32,8 @@ _OUTER = {  # parameters for the strides of an operand but its last, in the orde
     **{name: (f"{name}_page", f"{name}_row", f"{name}_head") for name in ("k_cache", "v_cache")},
     **{name: (f"{name}_batch", f"{name}_row", f"{name}_head") for name in ("k_new", "v_new", "q", "q_rotated")},
 }
+_CACHES = "k_cache", "v_cache"
+_OF_CACHES = tuple(name for cache in _CACHES for name in _OUTER[cache])
 _TABLES = "rotary_cos", "rotary_sin"
 
 
@@ -95,7 +98,15 @@ class AppendRows(Family):
             reasons.append(f"sequences must be cached for {self.operation}; got {problem.sequences.value}")
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
-        return reasons
+        return reasons + e4m3_reasons(problem, target)
+
+    def kernels(self, problem: Problem, config: AppendRowsConfig) -> tuple[KernelText, ...]:
+        """See Family."""
+        return (KernelText(e4m3_block(self.parameters, problem, _CACHES)),)
+
+    def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See Family."""
+        return (self.atoms if problem.dtype_kv is None else (*self.atoms, "cvt_e4m3")), self.tiles
 
     def check(self, problem: Problem, config: AppendRowsConfig, target: Target) -> list[str]:
         """See Family."""
@@ -166,6 +177,7 @@ class AppendRows(Family):
         }
         for tensor, (first, row, head) in _OUTER.items():
             values[first], values[row], values[head], _ = call.views[tensor].strides
+        values = e4m3_values(values, call, _OF_CACHES)
         return Program((KernelLaunch(1 - (-(of_keys + of_values + of_queries) // config.threads), values),))
 
     def traffic(self, problem: Problem, config: AppendRowsConfig, workload: Workload, device: Device) -> Traffic:

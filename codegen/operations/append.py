@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from flashgen.codegen.operands import Axis, Element, Operand, Role
 from flashgen.codegen.operation import Operation
-from flashgen.codegen.problem import Dtype, Problem, Sequences
+from flashgen.codegen.problem import CacheDtype, Dtype, Problem, Sequences
 from flashgen.codegen.workload import Workload
 
 
@@ -22,7 +22,8 @@ class Append(Operation):
     sines, those of queries by row cache_seqlens[b] + i, or without `rotary_by_query` all by row cache_seqlens[b]; beyond the last row
     by that. Tables are there in the elements' type or in fp32, which is taken where both are there; without any, nothing is rotated.
     Pairs of columns are 2 j and 2 j + 1 with `rotary_interleaved` (GPT-J), else j and j + rotary_dim / 2 (GPT-NeoX). Values are not
-    rotated.
+    rotated. Where `Problem.dtype_kv` says so, elements of caches are what is written divided by k_descale and v_descale, [batch, head] or
+    1, rounded, and at most the largest such number.
     """
 
     name = "append"
@@ -30,7 +31,7 @@ class Append(Operation):
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """See Operation."""
-        return _OPERANDS
+        return _OPERANDS if problem.dtype_kv is None else _E4M3_OPERANDS
 
     def scalars(self, problem: Problem, workload: Workload) -> Mapping[str, float]:
         """See Operation, and the class. All are whole numbers; tables usually end before the cache does."""
@@ -46,7 +47,7 @@ class Append(Operation):
         """See Operation. Of a cache what is written alone."""
         w, element = workload, problem.dtype.bytes
         appended = w.new_keys * w.heads_kv * (problem.head_dim + problem.head_dim_v)
-        return w.batch * (2 * element * (appended + w.len_q * w.heads_q * problem.head_dim) + 8)
+        return w.batch * ((element + problem.kv_bytes) * appended + 2 * element * w.len_q * w.heads_q * problem.head_dim + 8)
 
     def sizes_to_verify(self, workload: Workload) -> Workload:
         """See Operation: as many new keys as queries."""
@@ -56,7 +57,8 @@ class Append(Operation):
         """See Operation."""
         workload = Workload(3, 4, 2, 5, 48, pages=12, page_size=16, table_pages=3, new_keys=7)
         widths = ((Dtype.BF16, 64, 64), (Dtype.FP16, 192, 128), (Dtype.BF16, 72, 8))
-        return tuple((Problem(*one, operation=self.name, sequences=Sequences.CACHED), workload) for one in widths)
+        problems = [Problem(*one, operation=self.name, sequences=Sequences.CACHED) for one in widths]
+        return tuple((problem, workload) for problem in (*problems, replace(problems[0], dtype_kv=CacheDtype.E4M3)))
 
 
 _CACHED = (Axis.PAGES, Axis.PAGE, Axis.HEADS_KV)
@@ -74,6 +76,11 @@ _OPERANDS = (
     *(Operand(name, (), Element.F32, optional=True, free=True) for name in ("rotary_cos_fp32", "rotary_sin_fp32")),
     Operand("q_rotated", _QUERIES, role=Role.OUT),
     Operand("lengths", (Axis.BATCH,), Element.I32, Role.OUT),
+)
+_E4M3_OPERANDS = (
+    *(replace(operand, element=Element.E4M3) for operand in _OPERANDS[:2]),
+    *_OPERANDS[2:],
+    *(Operand(name, (Axis.BATCH, Axis.HEADS_KV), Element.F32, optional=True) for name in ("k_descale", "v_descale")),
 )
 
 OPERATION = Append()

@@ -9,7 +9,7 @@ from dataclasses import replace
 from flashgen.codegen.modifier import modified_example, modifier_operands, modifier_scalars, modifiers
 from flashgen.codegen.operands import Axis, Element, Operand, Role
 from flashgen.codegen.operation import Operation
-from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
+from flashgen.codegen.problem import CacheDtype, Dtype, Mask, Problem, Sequences
 from flashgen.codegen.workload import Workload, equal_lengths
 
 CACHE_SEQLENS, BLOCK_TABLE, CACHE_LEFTPAD = "cache_seqlens", "block_table", "cache_leftpad"
@@ -26,14 +26,15 @@ class Forward(Operation):
 
     Of caches k and v lie as (page, key of the page, head, column). Sequence b has the pages of row b of block_table, or page b alone,
     and of their keys those from cache_leftpad[b], or 0, up to cache_seqlens[b] - 1, as far as there are so many. What modifiers call key
-    0 is the first of these.
+    0 is the first of these. Where `Problem.dtype_kv` says so, elements of k and v are multiplied by k_descale and v_descale,
+    [batch, head], or 1.
     """
 
     name = "forward"
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """See Operation."""
-        own = _BY_SEQUENCES[problem.sequences]
+        own = _BY_SEQUENCES[problem.sequences] if problem.dtype_kv is None else _E4M3_OPERANDS
         return (*own, *modifier_operands(problem)) if problem.modifiers else own
 
     def scalars(self, problem: Problem, workload: Workload) -> Mapping[str, float]:
@@ -57,7 +58,9 @@ class Forward(Operation):
     def io_bytes(self, problem: Problem, workload: Workload) -> int:
         """See Operation. Of a cache all keys that its sequences may have, each once."""
         if problem.is_cached:
-            problem, workload = replace(problem, sequences=Sequences.DENSE), equal_lengths(workload)
+            dense, w = replace(problem, sequences=Sequences.DENSE, dtype_kv=None), equal_lengths(workload)
+            elements = w.batch * w.len_kv * w.heads_kv * (problem.head_dim + problem.head_dim_v)
+            return super().io_bytes(dense, w) - elements * (problem.dtype.bytes - problem.kv_bytes)
         return super().io_bytes(problem, workload)
 
     def examples(self) -> tuple[tuple[Problem, Workload], ...]:
@@ -70,6 +73,7 @@ class Forward(Operation):
         plain += [(problem, tokens) for problem in of_packed]
         pages = Workload(5, 6, 3, 4, 6 * 48, pages=31, page_size=48, table_pages=6)
         plain += [(Problem(Dtype.BF16, *widths[1], mask, sequences=Sequences.CACHED), pages) for mask in Mask]
+        plain.append((Problem(Dtype.BF16, *widths[1], Mask.CAUSAL, sequences=Sequences.CACHED, dtype_kv=CacheDtype.E4M3), pages))
         return (*plain, *(modified_example(Problem(Dtype.BF16, 64, 64, modifiers=(name,)), workload) for name in modifiers()))
 
 
@@ -102,6 +106,10 @@ _CACHED_OPERANDS = (
     Operand(CACHE_SEQLENS, (Axis.BATCH,), Element.I32),
     Operand(BLOCK_TABLE, (Axis.BATCH, Axis.TABLE), Element.I32, optional=True),
     Operand(CACHE_LEFTPAD, (Axis.BATCH,), Element.I32, optional=True),
+)
+_E4M3_OPERANDS = (
+    *(replace(operand, element=Element.E4M3) if operand.name in ("k", "v") else operand for operand in _CACHED_OPERANDS),
+    *(Operand(name, (Axis.BATCH, Axis.HEADS_KV), Element.F32, optional=True) for name in ("k_descale", "v_descale")),
 )
 _BY_SEQUENCES = {Sequences.DENSE: _OPERANDS, Sequences.PACKED: _PACKED_OPERANDS, Sequences.CACHED: _CACHED_OPERANDS}
 

@@ -15,12 +15,13 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import require_possible
 from flashgen.codegen.operands import Call, View
 from flashgen.codegen.operation import dense, operation_of
-from flashgen.codegen.problem import Problem, Sequences
+from flashgen.codegen.problem import CacheDtype, Problem, Sequences
 from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
-from .arguments import ALIGNMENT, DTYPES, TracedArgumentError, check_strides, require_dense, require_initialized
+from .arguments import ALIGNMENT, DTYPES, E4M3, TracedArgumentError, check_strides, require_dense, require_initialized
 from .asked import require_no_gradient
+from .descales import check_descales, descale_strides
 
 CHUNK = 8  # elements that a kernel reads of a table at once, where its rows are whole chunks
 MOST_KEYS = 2**31 - 1  # of a sequence, and of each size
@@ -32,7 +33,7 @@ class AppendTensors(NamedTuple):
     k_cache: [pages, page_size, heads_kv, head_dim]; v_cache: the same with head_dim_v; k, v: [batch, new_keys, heads_kv, ..];
     cache_seqlens: int32 [batch]; block_table: int32 [batch, table_pages], without which sequence b has page b alone;
     q: [batch, len_q, heads_q, head_dim], which nobody looks at without tables; rotary_cos, rotary_sin: [rotary_positions, rotary_dim / 2],
-    of the caches' dtype or fp32
+    of the dtype of k and q or fp32; k_descale, v_descale: fp32 [batch, heads_kv], of e4m3 caches alone
     """
 
     k_cache: torch.Tensor
@@ -44,6 +45,16 @@ class AppendTensors(NamedTuple):
     q: torch.Tensor | None
     rotary_cos: torch.Tensor | None
     rotary_sin: torch.Tensor | None
+    k_descale: torch.Tensor | None = None
+    v_descale: torch.Tensor | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of what is written, and of queries: the caches' but where these are e4m3."""
+        if self.k_cache.dtype != E4M3:
+            return self.k_cache.dtype
+        given = self.k if self.k is not None else self.q
+        return torch.bfloat16 if given is None else given.dtype
 
     @property
     def rotated(self) -> torch.Tensor | None:
@@ -59,7 +70,7 @@ class AppendTensors(NamedTuple):
     def by_operand(self) -> dict[str, torch.Tensor]:
         """Those that are there, by the names of the operation's operands."""
         kind = "" if self.rotary_cos is None or self.rotary_cos.dtype in DTYPES else "_fp32"
-        names = (*self._fields[:2], "k_new", "v_new", *self._fields[4:7], f"rotary_cos{kind}", f"rotary_sin{kind}")
+        names = (*self._fields[:2], "k_new", "v_new", *self._fields[4:7], f"rotary_cos{kind}", f"rotary_sin{kind}", *self._fields[9:])
         there = self._replace(q=self.rotated)
         return {name: tensor for name, tensor in zip(names, there, strict=True) if tensor is not None}
 
@@ -69,7 +80,7 @@ def check_append(tensors: AppendTensors, rotary_interleaved: bool, by_query: boo
     for name, value in (("rotary_interleaved", rotary_interleaved), ("by_query", by_query)):
         if type(value) is not bool:
             require_type(name, value, bool)
-    optional = ("k", "v", "block_table", "q", "rotary_cos", "rotary_sin")
+    optional = ("k", "v", "block_table", "q", "rotary_cos", "rotary_sin", "k_descale", "v_descale")
     for name, tensor in zip(tensors._fields, tensors, strict=True):
         if not isinstance(tensor, torch.Tensor) and not (tensor is None and name in optional):
             require_type(name, tensor, torch.Tensor | None if name in optional else torch.Tensor)
@@ -86,9 +97,11 @@ def check_append(tensors: AppendTensors, rotary_interleaved: bool, by_query: boo
     _check_numbers(tensors)
     _check_rows(tensors)
     _check_pages(tensors)
+    check_descales(tensors.k_descale, tensors.v_descale, tensors.cache_seqlens, tensors.k_cache)
     if tensors.rotary_cos is not None and tensors.rotary_sin is not None:
-        _check_tables(tensors.rotary_cos, tensors.rotary_sin, tensors.k_cache)
-    return _problem(tensors.k_cache.dtype, int(tensors.k_cache.shape[3]), int(tensors.v_cache.shape[3]))
+        _check_tables(tensors.rotary_cos, tensors.rotary_sin, tensors)
+    dtype_kv = CacheDtype.E4M3 if tensors.k_cache.dtype == E4M3 else None
+    return _problem(tensors.dtype, int(tensors.k_cache.shape[3]), int(tensors.v_cache.shape[3]), dtype_kv)
 
 
 def check_append_traced(*arguments: AppendTensors | bool) -> None:
@@ -108,10 +121,13 @@ def _check_rows(tensors: AppendTensors) -> None:
             continue
         if tensor.ndim != 4:
             raise ArgumentError(f"{name} must have 4 dimensions ({axes.get(name, 'batch, length, heads, head_dim')}); got {tensor.ndim}")
-        if tensor.dtype not in DTYPES:
-            raise ArgumentError(f"{name} must be torch.bfloat16 or torch.float16; got {tensor.dtype}")
-        if tensor.dtype != k_cache.dtype:
-            raise ArgumentError(f"{name} must have k_cache's dtype {k_cache.dtype}; got {tensor.dtype}")
+        if tensor.dtype not in DTYPES and (name not in axes or tensor.dtype != E4M3):
+            raise ArgumentError(f"{name} must be torch.bfloat16 or torch.float16{f', or {E4M3}' * (name in axes)}; got {tensor.dtype}")
+        if name in axes or k_cache.dtype != E4M3:
+            if tensor.dtype != k_cache.dtype:
+                raise ArgumentError(f"{name} must have k_cache's dtype {k_cache.dtype}; got {tensor.dtype}")
+        elif tensor.dtype != tensors.dtype:
+            raise ArgumentError(f"{name} must have k's dtype {tensors.dtype}; got {tensor.dtype}")
         check_strides(name, tensor)
     if v_cache.shape[:3] != k_cache.shape[:3]:
         raise ArgumentError(
@@ -161,12 +177,12 @@ def _check_pages(tensors: AppendTensors) -> None:
         raise ArgumentError(f"block_table must have pages of at most {MOST_KEYS} keys for a sequence; got {table.shape[1]} of {page_size}")
 
 
-def _check_tables(cosines: torch.Tensor, sines: torch.Tensor, k_cache: torch.Tensor) -> None:
+def _check_tables(cosines: torch.Tensor, sines: torch.Tensor, tensors: AppendTensors) -> None:
     """Of the rotary embedding."""
-    head_dim = k_cache.shape[3]
+    head_dim, dtype = tensors.k_cache.shape[3], tensors.dtype
     for name, table in (("rotary_cos", cosines), ("rotary_sin", sines)):
-        if table.dtype not in (k_cache.dtype, torch.float32):
-            raise ArgumentError(f"{name} must be {k_cache.dtype} or torch.float32; got {table.dtype}")
+        if table.dtype not in (dtype, torch.float32):
+            raise ArgumentError(f"{name} must be {dtype} or torch.float32; got {table.dtype}")
         if table.ndim != 2:
             raise ArgumentError(f"{name} must have 2 dimensions (positions, rotary_dim / 2); got {table.ndim}")
         if not table.is_contiguous():
@@ -185,9 +201,9 @@ def _check_tables(cosines: torch.Tensor, sines: torch.Tensor, k_cache: torch.Ten
 
 
 @lru_cache(maxsize=2**10)
-def _problem(dtype: torch.dtype, head_dim: int, head_dim_v: int) -> Problem:
+def _problem(dtype: torch.dtype, head_dim: int, head_dim_v: int, dtype_kv: CacheDtype | None) -> Problem:
     """One instance for all calls. Raises ArgumentError if no family can compute it on any target."""
-    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, operation="append", sequences=Sequences.CACHED)
+    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, operation="append", sequences=Sequences.CACHED, dtype_kv=dtype_kv)
     require_possible(problem)
     return problem
 
@@ -203,6 +219,7 @@ def append_call(problem: Problem, tensors: AppendTensors, rotary_interleaved: bo
     workload = Workload(batch, heads_q, heads_kv, len_q, table_pages * page_size, **in_pages)
     names = ("k_cache", "v_cache", "k_new", "v_new", "q", "block_table")
     strides = {name: _strides(tensor) for name, tensor in tensors.by_operand.items() if name in names}
+    strides |= descale_strides(tensors.k_descale, tensors.v_descale)
     positions, pairs = (0, 0) if tensors.rotary_cos is None else tensors.rotary_cos.shape
     scalars: dict[str, float] = {"rotary_positions": positions, "rotary_dim": 2 * pairs}
     scalars |= {"rotary_interleaved": int(rotary_interleaved), "rotary_by_query": int(by_query)}
@@ -242,7 +259,7 @@ def require_append_memory(tensors: AppendTensors) -> None:
         is_table = name.startswith("rotary")
         in_chunks = not is_table or (cosines is not None and cosines.shape[1] % CHUNK == 0)
         past = tensor.data_ptr() % ALIGNMENT
-        if past and in_chunks and tensor.dtype != torch.int32:
+        if past and in_chunks and tensor.dtype != torch.int32 and not name.endswith("descale"):
             raise ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")
         if tensor.numel() and not tensor.data_ptr():
             raise ArgumentError(f"{name} must have a storage that holds its elements; got one without")

@@ -13,7 +13,7 @@ from flashgen.codegen.operation import dense
 from ..selection.families import families_for
 from . import gpu
 from .append_arguments import CHUNK, AppendTensors, append_call, check_append, require_append_memory, with_sizes
-from .arguments import ALIGNMENT
+from .arguments import ALIGNMENT, E4M3
 from .bound import BoundCall
 from .untraced import untraced
 
@@ -51,7 +51,7 @@ class AppendPlan:
         self.bound = bound = gpu.bind_chosen(call, self._on) if call.workload.batch else None
         cache = tensors.k_cache
         shape, lengths = rotated_shape(tensors), (call.workload.batch,)
-        return _runner(cache.device.index, cache.dtype, shape, lengths, self.tables, bound)
+        return _runner(cache.device.index, tensors.dtype, shape, lengths, self.tables, bound, cache.dtype is E4M3)
 
 
 def rotated_shape(tensors: AppendTensors) -> tuple[int, ...]:
@@ -66,8 +66,12 @@ def _runner(
     lengths_shape: tuple[int, ...],
     tables: tuple[torch.dtype, int] | None,
     bound: BoundCall | None,
+    has_descales: bool = False,
 ) -> AppendRun:
-    """`AppendPlan.run`. tables: element type and columns of those of the rotation; bound: None where there are no sequences."""
+    """`AppendPlan.run`. tables: element type and columns of those of the rotation; bound: None where there are no sequences.
+
+    has_descales: whether the kernel takes some
+    """
     enqueue = None if bound is None else bound.enqueue
     strides, lengths_strides = dense(shape), dense(lengths_shape)
     rotates, in_fp32 = tables is not None, tables is not None and tables[0] == torch.float32
@@ -84,10 +88,12 @@ def _runner(
         q: torch.Tensor | None,
         rotary_cos: torch.Tensor | None,
         rotary_sin: torch.Tensor | None,
+        k_descale: torch.Tensor | None = None,
+        v_descale: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if current_device() != index:
             with torch.cuda.device(index):
-                return run(k_cache, v_cache, k, v, cache_seqlens, block_table, q, rotary_cos, rotary_sin)
+                return run(k_cache, v_cache, k, v, cache_seqlens, block_table, q, rotary_cos, rotary_sin, k_descale, v_descale)
         lengths = empty_strided(lengths_shape, lengths_strides, torch.int32)
         q_rotated = empty_strided(shape, strides, dtype)
         if enqueue is not None:
@@ -104,7 +110,9 @@ def _runner(
                 require_append_memory(AppendTensors(k_cache, v_cache, k, v, cache_seqlens, block_table, q, rotary_cos, rotary_sin))
             at_q = at_q if rotates else 0
             at_tables = (0, 0, at_cos, at_sin) if in_fp32 else (at_cos, at_sin, 0, 0)
-            rest = (q_rotated.data_ptr(), lengths.data_ptr())
+            rest: tuple[int, ...] = (q_rotated.data_ptr(), lengths.data_ptr())
+            if has_descales:
+                rest += (0 if k_descale is None else k_descale.data_ptr(), 0 if v_descale is None else v_descale.data_ptr())
             enqueue(current_stream(index), at_cache, at_values, at_k, at_v, at_lengths, at_table, at_q, *at_tables, *rest)
             torch.autograd.graph.increment_version((k_cache, v_cache))  # so that autograd tells whoever saved one of them for a gradient
         return lengths, q_rotated

@@ -15,7 +15,7 @@ from flashgen.codegen.operation import dense
 from . import gpu
 from .append_arguments import CHUNK, AppendTensors, require_append_memory
 from .append_plan import AppendPlan
-from .arguments import ALIGNMENT, require_memory
+from .arguments import ALIGNMENT, E4M3, require_memory
 from .cached_plan import CachedPlan, CachedRun, require_storages
 from .untraced import untraced
 
@@ -27,6 +27,7 @@ _address = torch.Tensor.data_ptr  # each call asks
 class AppendedTensors(NamedTuple):
     """How many tensors a call has, in this order: q, the cache and its lengths, a table, padding, of modifiers, and what is appended.
 
+    k_descale, v_descale: whether there are such, behind padding
     table, by_entry, padding: whether there is one, whether it is `cache_batch_idx`, and whether keys are padded
     appends, rotates: whether there are k and v, and rotary tables
     """
@@ -37,11 +38,18 @@ class AppendedTensors(NamedTuple):
     modifiers: int
     appends: bool
     rotates: bool
+    k_descale: bool = False
+    v_descale: bool = False
 
     @property
     def end(self) -> int:
         """Of those of attention."""
-        return 4 + self.table + self.padding + self.modifiers
+        return self.first_descale + self.k_descale + self.v_descale + self.modifiers
+
+    @property
+    def first_descale(self) -> int:
+        """Which of all tensors is the first of descales, if there are some."""
+        return 4 + self.table + self.padding
 
     def of_append(self, tensors: Any) -> AppendTensors:
         """Those of what appends."""
@@ -49,7 +57,10 @@ class AppendedTensors(NamedTuple):
         table = None if not self.table else tensors[4][:, None] if self.by_entry else tensors[4]
         k, v = (tensors[end], tensors[end + 1]) if self.appends else (None, None)
         rotary_cos, rotary_sin = (tensors[of_rotary], tensors[of_rotary + 1]) if self.rotates else (None, None)
-        return AppendTensors(tensors[1], tensors[2], k, v, tensors[3], table, tensors[0], rotary_cos, rotary_sin)
+        first = self.first_descale
+        k_descale, v_descale = tensors[first] if self.k_descale else None, tensors[first + self.k_descale] if self.v_descale else None
+        of_rotation = tensors[0], rotary_cos, rotary_sin
+        return AppendTensors(tensors[1], tensors[2], k, v, tensors[3], table, *of_rotation, k_descale, v_descale)
 
 
 class AppendingPlan:
@@ -64,7 +75,7 @@ class AppendingPlan:
             q, v_cache = tensors[0], tensors[2]
             shapes = (*q.shape[:3], v_cache.shape[3]), (q.shape[0], q.shape[2], q.shape[1])
             programs = append.bound.enqueue, attention.bound.enqueue
-            self.run = _runner(q.device.index, q.dtype, shapes, q.shape[3], programs, append.tables, there)
+            self.run = _runner(q.device.index, q.dtype, shapes, q.shape[3], programs, append.tables, there, v_cache.dtype is E4M3)
 
 
 def _one_by_one(append: Callable[..., Any], attention: CachedRun, there: AppendedTensors) -> CachedRun:
@@ -86,14 +97,17 @@ def _runner(
     programs: tuple[Callable[..., None], Callable[..., None]],
     tables: tuple[torch.dtype, int] | None,
     there: AppendedTensors,
+    has_descales: bool = False,
 ) -> CachedRun:
     """`AppendingPlan.run` where both have something to do.
 
     shapes: of out and lse; width: of queries; programs: what enqueues that of each; tables: as `AppendPlan` has them
+    has_descales: whether kernels take some
     """
     (out_shape, lse_shape), (append, attention) = shapes, programs
     out_strides, lse_strides, end, of_rotary = dense(out_shape), dense(lse_shape), there.end, there.end + 2 * there.appends
     has_table, has_padding, appends, rotates, of_modifiers = there.table, there.padding, there.appends, there.rotates, end - there.modifiers
+    descale, has_k_descale, has_v_descale = there.first_descale, there.k_descale, there.v_descale
     in_fp32, in_chunks = tables is not None and tables[0] == torch.float32, tables is not None and tables[1] % CHUNK == 0
     at_queries = -(-4 * out_shape[0] // _ALIGNED) * _ALIGNED  # from where lengths are
     between = (at_queries + (2 * out_shape[0] * out_shape[1] * out_shape[2] * width if rotates else 0),)
@@ -123,10 +137,25 @@ def _runner(
         at_padding = at[4 + has_table] if has_padding else 0
         at_tables = (0, 0, at_cos, at_sin) if in_fp32 else (at_cos, at_sin, 0, 0)
         stream, asked = current_stream(index), at_q if rotates else 0
-        append(stream, at_k_cache, at_v_cache, at_k, at_v, at_seqlens, at_table, asked, *at_tables, at_rotated, at_lengths)
+        at_descales: tuple[int, ...] = ()
+        if has_descales:
+            at_descales = (at[descale] if has_k_descale else 0, at[descale + has_k_descale] if has_v_descale else 0)
+        append(stream, at_k_cache, at_v_cache, at_k, at_v, at_seqlens, at_table, asked, *at_tables, at_rotated, at_lengths, *at_descales)
         torch.autograd.graph.increment_version(tensors[1:3])  # so that autograd tells whoever saved one of them for a gradient
         at_q, at_lse = at_rotated if rotates else at_q, 0 if lse is None else lse.data_ptr()
-        attention(stream, at_q, at_k_cache, at_v_cache, out.data_ptr(), at_lse, at_lengths, at_table, at_padding, *at[of_modifiers:end])
+        attention(
+            stream,
+            at_q,
+            at_k_cache,
+            at_v_cache,
+            out.data_ptr(),
+            at_lse,
+            at_lengths,
+            at_table,
+            at_padding,
+            *at_descales,
+            *at[of_modifiers:end],
+        )
         return out, lse
 
     return run

@@ -14,7 +14,7 @@ from flashgen.codegen.attention import ELEMENTS, require_scale
 from flashgen.codegen.errors import ArgumentError, choice_error
 from flashgen.codegen.family import require_possible
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
-from flashgen.codegen.problem import Mask, Problem, Sequences
+from flashgen.codegen.problem import CacheDtype, Mask, Problem, Sequences
 from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
@@ -25,7 +25,8 @@ LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # name -> (row dimension, head dimen
 DTYPES = {TORCH_DTYPES[dtype]: dtype for dtype in ELEMENTS}
 _SCALES = (float, int, NoneType, torch.SymFloat, torch.SymInt)  # symbolic: numbers that a tracer stands for
 ALIGNMENT = 16  # bytes: what one asynchronous copy moves
-_ALIGNED = ALIGNMENT // 2  # elements, of all types that there are
+_ALIGNED = ALIGNMENT  # elements, of the smallest type that there is
+E4M3 = torch.float8_e4m3fn
 
 
 class TracedArgumentError(ArgumentError, NotImplementedError):
@@ -190,7 +191,7 @@ def check_strides(name: str, tensor: torch.Tensor) -> None:
     for dim in range(last):
         if strides[dim] * element_size % ALIGNMENT and tensor.shape[dim] > 1 and tensor.numel():
             raise ArgumentError(
-                f"{name} must have rows aligned to {ALIGNMENT} bytes (strides of a multiple of 8 elements); "
+                f"{name} must have rows aligned to {ALIGNMENT} bytes (strides of a multiple of {ALIGNMENT // element_size} elements); "
                 f"got stride {strides[dim]} in dimension {dim}"
             )
 
@@ -206,7 +207,8 @@ def problem_of(
     batch_invariant: bool = False,
 ) -> Problem:
     """What these tensors ask for. Raises ArgumentError if no family can compute it on any target."""
-    widths, further = (int(q.shape[-1]), int(v.shape[-1])), (modifiers.names, sequences, batch_invariant)
+    dtype_kv = CacheDtype.E4M3 if v.dtype is E4M3 else None
+    widths, further = (int(q.shape[-1]), int(v.shape[-1])), (modifiers.names, sequences, batch_invariant, dtype_kv)
     return _possible_problem(q.dtype, *widths, causal, operation, deterministic, *further)
 
 
@@ -221,10 +223,12 @@ def _possible_problem(
     modifiers: tuple[str, ...],
     sequences: Sequences,
     batch_invariant: bool,
+    dtype_kv: CacheDtype | None,
 ) -> Problem:
     """One instance for all calls, which differ in their lengths far more often than in this. Raises ArgumentError as `problem_of`."""
     mask = Mask.CAUSAL if causal else Mask.FULL
-    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, mask, operation, deterministic, modifiers, sequences, batch_invariant)
+    further = modifiers, sequences, batch_invariant, dtype_kv
+    problem = Problem(DTYPES[dtype], head_dim, head_dim_v, mask, operation, deterministic, *further)
     require_possible(problem)
     return problem
 

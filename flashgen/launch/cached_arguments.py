@@ -19,20 +19,26 @@ from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
 from .append_arguments import MOST_KEYS
-from .arguments import DTYPES, TracedArgumentError, check_options, check_strides, problem_of, require_dense, require_initialized
+from .arguments import DTYPES, E4M3, TracedArgumentError, check_options, check_strides, problem_of, require_dense, require_initialized
 from .asked import check_tensors
+from .descales import check_descales, check_dtype, descales_fit
 from .packed_arguments import tell_of_capture
 
 _PLAIN = {torch.Tensor}
 
 
 class CachedKeys(NamedTuple):
-    """Where the keys of sequences are in a cache: what a call says of them beside the cache itself."""
+    """Where the keys of sequences are in a cache: what a call says of them beside the cache itself, and what its elements stand for.
+
+    k_descale, v_descale: [batch, heads_kv], of e4m3 elements alone, see descales.py
+    """
 
     cache_seqlens: torch.Tensor
     block_table: torch.Tensor | None = None
     cache_batch_idx: torch.Tensor | None = None
     cache_leftpad: torch.Tensor | None = None
+    k_descale: torch.Tensor | None = None
+    v_descale: torch.Tensor | None = None
 
     @property
     def table(self) -> torch.Tensor | None:
@@ -151,7 +157,7 @@ def cache_fits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, wh
     of_q, of_k, of_v, device, dtype = q.shape, k_cache.shape, v_cache.shape, q.device, q.dtype
     if not len(of_q) == len(of_k) == len(of_v) == 4 or (where.block_table is not None and where.cache_batch_idx is not None):
         return False
-    if not (dtype in DTYPES and dtype is k_cache.dtype is v_cache.dtype and k_cache.device == device and v_cache.device == device):
+    if not (dtype in DTYPES and k_cache.dtype is v_cache.dtype in (dtype, E4M3) and k_cache.device == device and v_cache.device == device):
         return False
     for one in beside:
         if one.device != device:
@@ -166,6 +172,7 @@ def cache_fits(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, wh
     keys = where.table_pages * of_k[1] if pages_fit else 0
     return (
         pages_fit
+        and descales_fit(where.k_descale, where.v_descale, batch, k_cache)
         and keys <= MOST_KEYS
         and of_k[0] <= MOST_KEYS
         and (of_k[0] > 0 or not keys or not batch)
@@ -184,10 +191,7 @@ def _check_cache(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, 
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         require_dense(name, tensor)
         require_dimensions(name, tensor, where.block_table is not None)
-        if tensor.dtype not in DTYPES:
-            raise ArgumentError(f"{name} must be torch.bfloat16 or torch.float16; got {tensor.dtype}")
-        if tensor.dtype != q.dtype:
-            raise ArgumentError(f"{name} must have q's dtype {q.dtype}; got {tensor.dtype}")
+        check_dtype(name, tensor.dtype, q.dtype, k_cache.dtype)
         if tensor.device != q.device:
             raise ArgumentError(f"{name} must be on q's device {q.device}; got {tensor.device}")
     if k_cache.shape[3] != q.shape[3]:
@@ -210,8 +214,9 @@ def require_dimensions(name: str, tensor: torch.Tensor, in_pages: bool) -> None:
 def _check_sequences(q: torch.Tensor, k_cache: torch.Tensor, where: CachedKeys) -> None:
     """Ranks, dtypes, devices and sizes of what says where keys are; the values are on the device."""
     batch, pages = q.shape[0], k_cache.shape[0]
+    check_descales(where.k_descale, where.v_descale, q, k_cache)
     for name, tensor in zip(CachedKeys._fields, where, strict=True):
-        if tensor is None:
+        if tensor is None or name.endswith("descale"):
             continue
         require_dense(name, tensor)
         dims = 2 if name == "block_table" else 1

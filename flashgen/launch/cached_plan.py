@@ -19,6 +19,7 @@ from .arguments import ALIGNMENT, check_strides, require_memory
 from .asked import tensor_strides
 from .bound import BoundCall
 from .cached_arguments import CachedKeys, cache_fits, cached_workload, check_cached_call
+from .descales import descale_strides
 from .untraced import untraced
 
 CachedRun = Callable[
@@ -50,7 +51,8 @@ class CachedPlan:
         """Checks the arguments and binds the kernel that the selection chooses."""
         problem = check_cached_call(q, k_cache, v_cache, where, causal, scale, batch_invariant, modifiers, tensors)
         self._on = gpu.gpu_of(q)
-        self._absent = tuple(at for at, tensor in ((1, where.table), (2, where.cache_leftpad)) if tensor is None)
+        optional = (where.table, where.cache_leftpad, *((where.k_descale, where.v_descale) if problem.dtype_kv is not None else ()))
+        self._absent = tuple(at for at, tensor in enumerate(optional, 1) if tensor is None)
         self.before: Any = None  # what knows the next call of this signature at once: see operators/cached_plans.py
         families_for(problem, self._on.device.target)
         self.call: Call | None = None
@@ -97,7 +99,9 @@ def cached_strides(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
     }
     if (table := where.table) is not None:
         found["block_table"] = (table.stride(0) if table.shape[0] > 1 else 0, 1 if where.table_pages > 1 else 0)
-    return found
+    return (
+        found | descale_strides(where.k_descale, where.v_descale) if where.k_descale is not None or where.v_descale is not None else found
+    )
 
 
 def _runner(

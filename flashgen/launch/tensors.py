@@ -81,7 +81,8 @@ class Tensors(Mapping[str, torch.Tensor]):
     def call(self, scalars: Mapping[str, float] | None = None) -> Call:
         """The call of these tensors; `scalars`: those that are not as usual."""
         of_modifiers = (*modifier_operands(self.problem), *modifier_gradients(self.problem))
-        own = {operand.name for operand in of_modifiers if operand.is_strided}  # with any strides
+        own = {operand.name for operand in of_modifiers if operand.is_strided}  # with any strides, as numbers of heads have
+        own |= {operand.name for operand in self.operands if operand.is_of_heads}
         free = {operand.name for operand in self.operands if operand.free}
         strides = {name: _strides(tensor, name in own) for name, tensor in self.items() if name not in free}
         return operation_of(self.problem).call(self.problem, self.workload, strides, scalars)
@@ -102,7 +103,10 @@ class Tensors(Mapping[str, torch.Tensor]):
         on_cpu = next(iter(self.values())).device.type == "cpu"
         dense = modifier_gradients(self.problem)
         strided = [o for o in self.operands if o.is_strided and (on_cpu or o.role is not Role.OUT) and o not in dense]
-        laid = {operand.name: _laid_apart(self[operand.name], _ORDERS[i % len(_ORDERS)], 8 * (i + 1)) for i, operand in enumerate(strided)}
+        laid = {
+            operand.name: _laid_apart(self[operand.name], _ORDERS[i % len(_ORDERS)], _gap(self[operand.name], i))
+            for i, operand in enumerate(strided)
+        }
         return self.replacing(**laid)
 
     def far(self) -> Tensors:
@@ -114,7 +118,7 @@ class Tensors(Mapping[str, torch.Tensor]):
         strided = [operand.name for operand in self.operands if operand.is_strided and operand not in dense]
         if not strided:
             raise ArgumentError(f"operands must have one whose strides a caller chooses; got {', '.join(self)}, which are dense")
-        laid = {name: _laid_apart(self[name], (1, 0, 2), _FAR + 8 * (i + 1)) for i, name in enumerate(strided)}
+        laid = {name: _laid_apart(self[name], (1, 0, 2), _FAR + _gap(self[name], i)) for i, name in enumerate(strided)}
         return self.replacing(**laid)
 
     def poison(self) -> None:
@@ -132,6 +136,11 @@ def _strides(tensor: torch.Tensor, any_last: bool = False) -> tuple[int, ...]:
         return ()
     *outer, last = (0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return (*outer, last if any_last else 1)
+
+
+def _gap(tensor: torch.Tensor, number: int) -> int:
+    """Elements between entries of a tensor, other ones for each `number`: rows stay aligned to 16 bytes."""
+    return max(8, 16 // tensor.element_size()) * (number + 1)
 
 
 def _laid_apart(tensor: torch.Tensor, dims: tuple[int, int, int], gap: int) -> torch.Tensor:

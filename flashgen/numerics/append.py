@@ -19,6 +19,8 @@ from flashgen.codegen.workload import Workload
 
 from .oracle import TORCH_DTYPES, Oracle, Sample
 
+E4M3, _MOST_E4M3 = torch.float8_e4m3fn, 448.0
+
 
 class AppendOracle(Oracle):
     """See the module's docstring.
@@ -48,9 +50,10 @@ class AppendOracle(Oracle):
     def plain(
         self, problem: Problem, tensors: Mapping[str, Tensor], scalars: Mapping[str, float], sample: Sample | None = None
     ) -> dict[str, Tensor]:
-        """See Oracle. Products, and what is added of them, are rounded to fp32."""
+        """See Oracle. Products, and what is added of them, are rounded to fp32. Of e4m3 caches the elements, as fp32 numbers."""
         found = _appended(tensors, scalars, torch.float32)
-        return self._some({name: tensor.to(_dtype_of(name, tensors)) for name, tensor in found.items()}, sample)
+        rounded = {name: tensor.to(_dtype_of(name, tensors)) for name, tensor in found.items()}
+        return self._some({name: one.float() if one.dtype is E4M3 else one for name, one in rounded.items()}, sample)
 
     def sample(self, problem: Problem, workload: Workload, count: int, seed: int) -> Sample:
         """See Oracle. Half of it is of queries, and half of caches, as far as there are any; all lengths."""
@@ -131,8 +134,8 @@ def _appended(tensors: Mapping[str, Tensor], scalars: Mapping[str, float], dtype
         queries = rotated(queries, lengths[:, None] + query * int(scalars["rotary_by_query"]), tables, interleaved)
     caches = {name: tensors[name].to(dtype, copy=True) for name in ("k_cache", "v_cache")}
     sequence, new, page, row = written_rows(tensors)
-    for cache, added in zip(caches.values(), (keys, tensors["v_new"].to(dtype)), strict=True):
-        cache[page, row] = added[sequence, new]
+    for name, added in (("k", keys), ("v", tensors["v_new"].to(dtype))):
+        caches[f"{name}_cache"][page, row] = _as_elements(added, tensors, name)[sequence, new]
     table_pages = tensors["block_table"].shape[1] if "block_table" in tensors else 1
     most = table_pages * tensors["k_cache"].shape[1]
     after = (lengths.clamp(min=0) + tensors["k_new"].shape[1]).clamp(max=most)
@@ -140,7 +143,19 @@ def _appended(tensors: Mapping[str, Tensor], scalars: Mapping[str, float], dtype
 
 
 def _dtype_of(name: str, tensors: Mapping[str, Tensor]) -> torch.dtype:
-    return torch.int32 if name == "lengths" else tensors["q"].dtype
+    if name == "lengths":
+        return torch.int32
+    return tensors[name].dtype if name.endswith("cache") else tensors["q"].dtype
+
+
+def _as_elements(added: Tensor, tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """New rows [batch, new_keys, heads_kv, ..] of k or v as the cache holds them, not rounded: e4m3 ones are divided, and not too large."""
+    if tensors[f"{name}_cache"].dtype is not E4M3:
+        return added
+    descale = tensors.get(f"{name}_descale")
+    elements = added.to(tensors["q"].dtype).to(added.dtype)  # what is rotated is rounded before
+    divided = elements if descale is None else elements / descale[:, None, :, None].to(added.dtype)
+    return divided.clamp(-_MOST_E4M3, _MOST_E4M3)
 
 
 ORACLE = AppendOracle()

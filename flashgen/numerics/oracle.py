@@ -24,6 +24,7 @@ TORCH_DTYPES = {Dtype.BF16: torch.bfloat16, Dtype.FP16: torch.float16, Dtype.FP3
 _FIXED = {
     **{Element.F32: torch.float32, Element.BF16: torch.bfloat16, Element.F16: torch.float16, Element.BOOL: torch.bool},
     **{Element.I64: torch.int64, Element.I32: torch.int32, Element.I16: torch.int16, Element.I8: torch.int8, Element.U8: torch.uint8},
+    Element.E4M3: torch.float8_e4m3fn,
 }  # whatever the problem's
 
 Sample = Tensor
@@ -48,9 +49,7 @@ class Oracle(ABC):
         of_modifiers = modifier_operands(problem)
         read = (operand for operand in operation_of(problem).operands(problem) if operand.role is not Role.OUT)
         drawn = {
-            operand.name: torch.randn(
-                operand.sizes(problem, workload), dtype=torch_dtype(operand, problem), device=generator.device, generator=generator
-            )
+            operand.name: _drawn(operand.sizes(problem, workload), torch_dtype(operand, problem), generator)
             for operand in read
             if operand not in of_modifiers and operand.name not in of_sequences
         }
@@ -87,6 +86,11 @@ class Oracle(ABC):
     def unseen(self, problem: Problem, workload: Workload, exact: Mapping[str, Tensor], sample: Sample | None) -> dict[str, Tensor]:
         """For some outputs the rows that see no key: see `rule.judge`. `exact`: whole, or of a sample."""
         return {}
+
+
+def _drawn(sizes: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator) -> Tensor:
+    drawn_as = torch.bfloat16 if dtype is torch.float8_e4m3fn else dtype  # PyTorch draws no e4m3 numbers
+    return torch.randn(sizes, dtype=drawn_as, device=generator.device, generator=generator).to(dtype)
 
 
 def torch_dtype(operand: Operand, problem: Problem) -> torch.dtype:

@@ -63,6 +63,7 @@ def judge(
     Nothing may be NaN, and infinite exactly where `exact` is (or plain PyTorch overflows). `unseen`: for some outputs the rows, a mask
     over all dimensions but the last, that see no key and must be exactly 0. Raises ArgumentError if names or shapes differ.
     """
+    given, plain = ({name: _computable(tensor) for name, tensor in found.items()} for found in (given, plain))
     for what, found in (("given", given), ("plain", plain)):
         if found.keys() != exact.keys():
             raise ArgumentError(f"{what} must hold {', '.join(exact)}; got {', '.join(found)}")
@@ -92,6 +93,11 @@ def judge(
             if not error <= allowed:  # also where either is NaN
                 failures.append(f"{name} {kind} error {error:.3e} exceeds {allowed:.3e}")
     return Verdict(not failures, "; ".join(failures) or "within all bounds", bounds)
+
+
+def _computable(tensor: Tensor) -> Tensor:
+    """e4m3 numbers, with which PyTorch does not compute, as those of another type."""
+    return tensor.float() if tensor.dtype is torch.float8_e4m3fn else tensor
 
 
 def _bounds(given: Tensor, exact: Tensor, plain: Tensor, element: torch.dtype) -> Bounds:

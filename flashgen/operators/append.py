@@ -27,7 +27,8 @@ from .registration import LIBRARY, cpu_is_allowed, register_for_all_others
 NAME = "append_to_cache"
 LIBRARY.define(
     f"{NAME}(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor? k, Tensor? v, Tensor cache_seqlens, Tensor? block_table, Tensor? q, "
-    "Tensor? rotary_cos, Tensor? rotary_sin, bool rotary_interleaved, bool by_query) -> (Tensor lengths, Tensor q_rotated)"
+    "Tensor? rotary_cos, Tensor? rotary_sin, Tensor? k_descale, Tensor? v_descale, bool rotary_interleaved, bool by_query) "
+    "-> (Tensor lengths, Tensor q_rotated)"
 )
 _NO_TRANSFORM = "flashgen's caches have no derivatives, and no rules for the transforms of torch.func"
 _TENSORS, _AXES, _CONTIGUOUS = len(AppendTensors._fields), 4, (1,)
@@ -188,7 +189,7 @@ def _require_right_lengths(tensors: AppendTensors) -> None:
 def _fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     tensors, *flags = _told(*arguments)
     check_append_traced(tensors, *flags)
-    return torch.empty_like(tensors.cache_seqlens), tensors.k_cache.new_empty(rotated_shape(tensors))
+    return torch.empty_like(tensors.cache_seqlens), tensors.k_cache.new_empty(rotated_shape(tensors), dtype=tensors.dtype)
 
 
 def _refuse_mapped(*_: Any) -> NoReturn:

@@ -19,14 +19,14 @@ from ..launch import packed_arguments
 from ..launch.asked import asked
 from ..launch.cached_arguments import check_cached_call, check_cached_traced, require_right_lengths
 from ..launch.untraced import untraced
-from .cached_plans import BATCH_IDX, LEFTPAD, TABLE, CachedOptions, cached_checks, cached_plan_for
+from .cached_plans import OPTIONAL, CachedOptions, cached_checks, cached_plan_for
 from .gradients import NoDerivativeError
 from .registration import LIBRARY, cpu_is_allowed, register_for_all_others
 
 NO_DERIVATIVE = "flashgen.attention_with_kvcache has no gradients, and no rules for the transforms of torch.func: it is for inference"
 _ARGUMENTS = (
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor cache_seqlens, Tensor? block_table, Tensor? cache_batch_idx, Tensor? cache_leftpad, "
-    "bool causal, float? scale, bool batch_invariant=False, "
+    "Tensor? k_descale, Tensor? v_descale, bool causal, float? scale, bool batch_invariant=False, "
     'str modifiers="", SymInt[] sizes=[], float[] numbers=[], Tensor[]? tensors=None)'
 )
 LIBRARY.define(f"attention_cached_output{_ARGUMENTS} -> Tensor out")
@@ -35,11 +35,11 @@ LIBRARY.define(f"attention_cached_forward{_ARGUMENTS} -> (Tensor out, Tensor lse
 
 def _told(*arguments: Any) -> tuple[tuple[torch.Tensor, ...], CachedOptions]:
     """All tensors, and the options, of what operators are told."""
-    q, k_cache, v_cache, cache_seqlens, *optional = arguments[:7]
-    causal, scale, *others = arguments[7:]
+    q, k_cache, v_cache, cache_seqlens, *optional = arguments[:9]
+    causal, scale, *others = arguments[9:]
     batch_invariant, *modified = others or (False,)
     given, of_modifiers = asked(*modified)
-    there = sum(bit for bit, tensor in zip((TABLE, BATCH_IDX, LEFTPAD), optional, strict=True) if tensor is not None)
+    there = sum(bit for bit, tensor in zip(OPTIONAL, optional, strict=True) if tensor is not None)
     existing = [tensor for tensor in optional if tensor is not None]
     return (q, k_cache, v_cache, cache_seqlens, *existing, *of_modifiers), CachedOptions(there, causal, scale, given, batch_invariant)
 
@@ -112,7 +112,7 @@ def _flops(
     q: Sequence[int], k: Sequence[int], v: Sequence[int], seqlens: Sequence[int], table: Sequence[int] | None, *rest: Any, **_: Any
 ) -> int:
     """For `torch.utils.flop_counter`; shapes in place of tensors. How long each sequence is only the device knows: all count as full."""
-    _, _, causal, _, *modified = rest  # then whether it is batch invariant
+    _, _, _, _, causal, _, *modified = rest  # then whether it is batch invariant
     nothing: tuple[Any, ...] = (False, "", (), (), None)
     _, names, sizes, numbers, shapes = (*modified, *nothing[len(modified) :])
     given = asked(names, sizes, numbers, [torch.empty(shape, device="meta") for shape in shapes or ()])[0]

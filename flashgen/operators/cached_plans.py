@@ -25,8 +25,9 @@ from . import plans
 from .append import append_plan_for
 
 # Bits of `CachedOptions.there`.
-TABLE, BATCH_IDX, LEFTPAD, APPENDED, ROTARY = 1, 2, 4, 8, 16
-_OF_ATTENTION = TABLE | BATCH_IDX | LEFTPAD
+TABLE, BATCH_IDX, LEFTPAD, APPENDED, ROTARY, K_DESCALE, V_DESCALE = 1, 2, 4, 8, 16, 32, 64
+OPTIONAL = TABLE, BATCH_IDX, LEFTPAD, K_DESCALE, V_DESCALE  # of attention
+_OF_ATTENTION = sum(OPTIONAL)
 _MOST_BEFORE = 64  # calls of a thread that are known at once
 
 
@@ -53,13 +54,14 @@ class CachedOptions(NamedTuple):
     def where(self, tensors: Sequence[torch.Tensor]) -> CachedKeys:
         """Of all tensors of a call."""
         rest = iter(tensors[4:])
-        return CachedKeys(tensors[3], *[next(rest) if self.there & bit else None for bit in (TABLE, BATCH_IDX, LEFTPAD)])
+        return CachedKeys(tensors[3], *[next(rest) if self.there & bit else None for bit in OPTIONAL])
 
     def appended(self, count: int) -> AppendedTensors:
         """Which of so many tensors is which."""
         has = [bool(self.there & bit) for bit in (TABLE | BATCH_IDX, BATCH_IDX, LEFTPAD, APPENDED, ROTARY)]
         of_modifiers = count - self.first_of_modifiers - 2 * (has[3] + has[4])
-        return AppendedTensors(has[0], has[1], has[2], of_modifiers, has[3], has[4])
+        descales = bool(self.there & K_DESCALE), bool(self.there & V_DESCALE)
+        return AppendedTensors(has[0], has[1], has[2], of_modifiers, has[3], has[4], *descales)
 
 
 class _Before:

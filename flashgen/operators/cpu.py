@@ -107,6 +107,7 @@ def cached_attention_on_cpu(
     if lse.numel():
         table = where.block_table if where.cache_batch_idx is None else where.cache_batch_idx[:, None]
         named = {"cache_seqlens": where.cache_seqlens, "block_table": table, "cache_leftpad": where.cache_leftpad}
+        named |= {"k_descale": where.k_descale, "v_descale": where.v_descale}
         given = {name: tensor for name, tensor in named.items() if tensor is not None}
         given |= {"q": q, "k": k_cache, "v": v_cache, "out": out, "lse": lse}
         given |= expanded(modifier_operands(problem), problem, workload, others)
@@ -194,11 +195,12 @@ def append_on_cpu(problem: Problem, tensors: AppendTensors, rotary_interleaved: 
     """
     require_append_memory(tensors)
     call = append_call(problem, tensors, rotary_interleaved, by_query)
-    q_rotated, lengths = tensors.k_cache.new_empty(rotated_shape(tensors)), torch.empty_like(tensors.cache_seqlens)
+    q_rotated = tensors.k_cache.new_empty(rotated_shape(tensors), dtype=tensors.dtype)
+    lengths = torch.empty_like(tensors.cache_seqlens)
     if call.workload.batch:
         named = {**tensors.by_operand, "lengths": lengths}
         sizes = {operand.name: operand.sizes(problem, call.workload) for operand in operation_of(problem).operands(problem)}
-        missing = {name: tensors.k_cache.new_empty(sizes[name]) for name in ("k_new", "v_new", "q") if name not in named}
+        missing = {name: q_rotated.new_empty(sizes[name]) for name in ("k_new", "v_new", "q") if name not in named}
         named |= {**missing, "q_rotated": q_rotated if tensors.rotated is not None else q_rotated.view(sizes["q_rotated"])}
         excluded = excluded_families(call, find_target(cpu.ARCHITECTURE))
         cpu.run_on_cpu(_default_kernel(problem, excluded), Tensors(problem, call.workload, named), call.scalars)

@@ -39,6 +39,7 @@ ROWS = 128  # enough for the rule's statistics
 # it up; scores of which some are huge; values so large that the rule grants no noise; tensors past 2^31 elements, on the CPU alone.
 LONG, HUGE, COARSE, FAR = (1, 1, 1, 16, 65536), (2, 4, 2, 131, 500), (1, 2, 1, 131, 1000), (2, 2, 1, 131, 197)
 _MAGNITUDE = {Dtype.BF16: 2.0**40, Dtype.FP16: 2.0**13}  # of HUGE
+_MOST_E4M3 = 448.0
 _OFFSET = {Dtype.BF16: 190.0, Dtype.FP16: 1500.0}  # of COARSE: neighbours are 1 apart, and 0.3 more rounds away
 
 
@@ -85,8 +86,17 @@ def _as_dense_cache(tensors: Tensors) -> tuple[Tensors, Tensors]:
     w = tensors.workload
     lengths = torch.full_like(tensors["cache_seqlens"], w.len_kv)
     equal = tensors.without_optional_inputs().replacing(cache_seqlens=lengths)
-    views = {"q": equal["q"], "k": equal["k"][: w.batch], "v": equal["v"][: w.batch]}
-    return equal, Tensors(replace(tensors.problem, sequences=Sequences.DENSE), equal_lengths(w), views)
+    views = {"q": equal["q"], **{name: equal[name][: w.batch] for name in ("k", "v")}}
+    if tensors.problem.dtype_kv is not None:  # PyTorch does not compute with such elements: cases are made of q's, and rounded
+        views |= {name: views[name].to(equal["q"].dtype) for name in ("k", "v")}
+    return equal, Tensors(replace(tensors.problem, sequences=Sequences.DENSE, dtype_kv=None), equal_lengths(w), views)
+
+
+def take_keys(tensors: Tensors, dense: Tensors) -> None:
+    """Puts keys and values of `as_dense` where they come from, if they are no views."""
+    if tensors.problem.dtype_kv is not None:
+        for name in ("k", "v"):
+            tensors[name][: len(dense[name])].copy_(dense[name].clamp(-_MOST_E4M3, _MOST_E4M3))
 
 
 _Special = tuple[float, list[Sequence[int]]]  # what q was multiplied by, and groups of queries, each judged by itself

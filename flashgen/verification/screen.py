@@ -21,7 +21,7 @@ from ..launch.tensors import Tensors
 from ..numerics.caches import poison_unused
 from ..numerics.rule import Verdict
 from . import cases
-from .cases import COARSE, FAR, HUGE, LONG, SCREENING, SPECIAL, as_dense, grouped_workload
+from .cases import COARSE, FAR, HUGE, LONG, SCREENING, SPECIAL, as_dense, grouped_workload, take_keys
 from .expected import Expected
 
 LIMITS = EmulationLimits(seconds=600.0)  # of one launch on the CPU, which takes seconds
@@ -111,6 +111,7 @@ class Screen:
                 workload = self._sized(grouped_workload(shape, group_unit, self.problem.sequences), None)
                 tensors, dense = as_dense(Tensors.random(self.problem, workload, generator))
                 magnitude, groups = SPECIAL[shape](dense, self.problem.dtype)
+                take_keys(tensors, dense)
                 tensors = tensors.far() if shape == FAR else tensors
                 tensors.derive()
                 found.append(_Case.of(magnitude, tensors, [_rows(self.problem, workload, queries) for queries in groups]))

@@ -14,7 +14,7 @@ from flashgen.build.emulator.kernel import EmulatedKernel
 from flashgen.codegen.families import append_rows
 from flashgen.codegen.families.append_rows import AppendRowsConfig
 from flashgen.codegen.family import find_family
-from flashgen.codegen.problem import Dtype, Problem, Sequences
+from flashgen.codegen.problem import CacheDtype, Dtype, Problem, Sequences
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import Workload
@@ -40,6 +40,7 @@ def spec_of(head_dim: int = 64, head_dim_v: int = 64, dtype: Dtype = Dtype.BF16,
 
 
 USUAL, WIDE, NARROW = spec_of(), spec_of(192, 128, Dtype.FP16), spec_of(72, 8)
+E4M3 = replace(USUAL, problem=replace(USUAL.problem, dtype_kv=CacheDtype.E4M3))
 
 
 @cache
@@ -221,6 +222,13 @@ def full() -> Tensors:
     return tensors
 
 
+def of_e4m3() -> Tensors:
+    """With descales of all heads and sequences, and some values that are too large for an element."""
+    tensors = drawn(E4M3)
+    tensors["v_new"][:, ::3] *= 2000.0
+    return tensors.apart()
+
+
 def without_table() -> Tensors:
     return without(drawn(), "block_table")
 
@@ -236,6 +244,11 @@ FAULTS = [
     planted("key-one-position-on", K_ROW, K_ROW.replace(";", " + 1;", 1)),
     planted("value-one-position-back", V_ROW, V_ROW.replace(";", " - 1;", 1)),
     planted("key-of-the-first-token", "of.token * p.k_new_row", "0 * p.k_new_row"),
+    planted("e4m3-multiplied", "x[2 * i] / descale", "x[2 * i] * descale", of_e4m3, E4M3),
+    planted("e4m3-descale-of-the-first-head", "descales[h * descale_stride]", "descales[0]", of_e4m3, E4M3),
+    planted("e4m3-descale-of-the-first-sequence", "p.v_descale + of.batch * p.v_descale_batch", "p.v_descale", of_e4m3, E4M3),
+    planted("e4m3-descale-of-keys", "p.v_descale == nullptr ? nullptr : p.v_descale +", "p.k_descale +", of_e4m3, E4M3),
+    planted("e4m3-columns-not-in-pairs", "h * stride + column / 2)", "h * stride + column)", of_e4m3, E4M3),
     planted("value-by-strides-of-keys", "of.head * p.v_new_head", "of.head * p.k_new_head"),
     planted("values-in-the-keys-cache", "cache.row(p.v_cache, ", "cache.row(p.k_cache, "),
     planted("key-of-the-first-head", "to + of.head * p.k_cache_head", "to"),

@@ -47,6 +47,16 @@ def floats(count: int = 4096, low: float = -40.0, high: float = 20.0) -> np.ndar
     return values
 
 
+def around_e4m3() -> np.ndarray:
+    """`floats`, of which every other one is near e4m3 numbers: these, halves between them, and numbers next to the halves."""
+    values = floats()
+    elements = torch.arange(126).to(torch.uint8).view(torch.float8_e4m3fn).float().numpy()
+    halves = (elements[1:] + elements[:-1]) / 2
+    near = np.concatenate([elements, halves, np.nextafter(halves, np.float32(1e9)), np.nextafter(halves, np.float32(-1e9)), -halves])
+    values[len(SPECIAL) + 1 :][: 2 * len(near) : 2] = near
+    return values
+
+
 def words(values: np.ndarray) -> Words:
     bits: Words = np.asarray(values, np.float32).view(np.uint32)
     return bits
@@ -249,6 +259,21 @@ PROBES = [
         )
         for e in ("Bf16", "Fp16")
     ),
+    Probe(
+        "cvt-e4m3",
+        "u32 pairs[2]; cvt_f16x2_e4m3x2(pairs, in[t]); out[0] = pairs[0]; out[1] = pairs[1];",
+        lambda: np.arange(256, dtype=np.uint8).view(np.uint32),  # every element there is
+        2,
+        arch="sm_89",
+    ),
+    Probe(
+        "cvt-to-e4m3",
+        "out[0] = cvt_rn_satfinite_e4m3x2(__uint_as_float(in[t]), __uint_as_float(in[t ^ 1]));",
+        lambda: words(around_e4m3()),
+        blocks=64,
+        arch="sm_89",
+    ),
+    Probe("prmt", "out[0] = prmt(in[t], 0x3120); out[1] = prmt(in[t] * 0x9e3779b9u, 0x0133);", any_words, 2),
     Probe("red", ADDED, lambda: words(floats(512)[len(SPECIAL) :].repeat(2)[:512]), 8, agree=near(0)),  # type: ignore[arg-type]
     Probe("red-v4", ADDED_BY_FOURS, lambda: words(floats(512)), 8, agree=near(0), arch="sm_90a"),  # type: ignore[arg-type]
     Probe("cp_async", COPY, lambda: halves(256), 7),
@@ -337,6 +362,28 @@ def test_cvt_to_f32(element: str, dtype: torch.dtype) -> None:
     elements = torch.from_numpy(probe.inputs().view(np.int16).copy()).view(dtype).float().numpy()
     found = probe.on_cpu(EmulationOrder()).view(np.float32)
     assert np.array_equal(found, elements, equal_nan=True)
+
+
+def test_cvt_e4m3() -> None:
+    wanted = torch.arange(256).to(torch.uint8).view(torch.float8_e4m3fn).half()
+    found = torch.from_numpy(BY_NAME["cvt-e4m3"].on_cpu(EmulationOrder()).view(np.int16)).view(torch.half)
+    torch.testing.assert_close(found, wanted, atol=0, rtol=0, equal_nan=True)
+    assert torch.equal(found.signbit()[~found.isnan()], wanted.signbit()[~wanted.isnan()])
+
+
+def test_cvt_to_e4m3() -> None:
+    values = torch.from_numpy(around_e4m3())
+    low = values.clamp(-448, 448).to(torch.float8_e4m3fn).view(torch.uint8).int()
+    found = torch.from_numpy(BY_NAME["cvt-to-e4m3"].on_cpu(EmulationOrder()).view(np.int32))
+    assert torch.equal(found, low | low.view(-1, 2).flip(1).reshape(-1) << 8)
+
+
+def test_prmt() -> None:
+    probe = BY_NAME["prmt"]
+    given = np.stack([probe.inputs()[:64], probe.inputs()[:64] * np.uint32(0x9E3779B9)], axis=1).view(np.uint8).reshape(64, 2, 4)
+    found = probe.on_cpu(EmulationOrder()).reshape(64, 2).view(np.uint8).reshape(64, 2, 4)
+    assert np.array_equal(found[:, 0], given[:, 0][:, [0, 2, 1, 3]])
+    assert np.array_equal(found[:, 1], given[:, 1][:, [3, 3, 1, 0]])
 
 
 def test_red() -> None:

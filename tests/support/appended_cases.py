@@ -92,7 +92,7 @@ class AppendedCase:
         table = call.get("block_table")
         table = call["cache_batch_idx"][:, None] if "cache_batch_idx" in call else table
         cache = [call["k_cache"].clone(), call["v_cache"].clone()]
-        rotary = (call.get("rotary_cos"), call.get("rotary_sin"), self.interleaved, self.by_query(call))
+        rotary = (call.get("rotary_cos"), call.get("rotary_sin"), None, None, self.interleaved, self.by_query(call))
         lengths, q = append_to_cache(*cache, call.get("k"), call.get("v"), call["cache_seqlens"], table, call["q"], *rotary)
         assert lengths.tolist() == [*self.case.lengths]
         return q if self.rotary_dim else call["q"], dict(zip("kv", cache, strict=True))

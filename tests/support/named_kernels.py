@@ -12,7 +12,7 @@ import pytest
 from flashgen.codegen.config import Config
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.family import find_family
-from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
+from flashgen.codegen.problem import CacheDtype, Dtype, Mask, Problem, Sequences
 from flashgen.codegen.render import Source
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
@@ -42,6 +42,7 @@ class NamedKernel:
     dtype: Dtype = Dtype.FP16
     sequences: Sequences = Sequences.DENSE
     batch_invariant: bool = False
+    dtype_kv: CacheDtype | None = None
 
     def spec(self) -> KernelSpec:
         """For sm_90a, which every family has kernels for."""
@@ -52,6 +53,7 @@ class NamedKernel:
             modifiers=self.modifiers,
             sequences=self.sequences,
             batch_invariant=self.batch_invariant,
+            dtype_kv=self.dtype_kv,
         )
         return KernelSpec(family, problem, self.config or family.default(problem, target), target)
 

@@ -91,7 +91,10 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda a: a._replace(rotary_sin=None), r"^rotary_sin must be given where rotary_cos is; got none"),
     (lambda a: a._replace(k_cache=a.k_cache[0]), r"^k_cache must have 4 dimensions \(pages, page_size, heads_kv, head_dim\); got 3"),
     (lambda a: a._replace(k=a.k[0]), r"^k must have 4 dimensions \(batch, length, heads, head_dim\); got 3"),
-    (lambda a: a._replace(k_cache=a.k_cache.float()), r"^k_cache must be torch\.bfloat16 or torch\.float16; got torch\.float32"),
+    (
+        lambda a: a._replace(k_cache=a.k_cache.float()),
+        r"^k_cache must be torch\.bfloat16 or torch\.float16, or torch\.float8_e4m3fn; got torch\.float32",
+    ),
     (lambda a: a._replace(v_cache=a.v_cache.half()), r"^v_cache must have k_cache's dtype torch\.bfloat16; got torch\.float16"),
     (lambda a: a._replace(q=a.q.half()), r"^q must have k_cache's dtype torch\.bfloat16; got torch\.float16"),
     (lambda a: a._replace(k=a.k.to("meta")), r"^k must be on k_cache's device cpu; got meta"),

@@ -59,6 +59,11 @@ def added(len_new: int = 2) -> dict[str, Any]:
     return {"k": k, "v": v, "rotary_cos": angles.cos(), "rotary_sin": angles.sin(), "cache_seqlens": ints(17, 0, 20)}
 
 
+def in_float8(given: dict[str, Any]) -> dict[str, Any]:
+    """The cache of e4m3 numbers."""
+    return {name: given[name].to(torch.float8_e4m3fn) for name in ("k_cache", "v_cache")}
+
+
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[Tensors]:
     """Plain PyTorch in place of kernels on the CPU, and what calls gave those of attention."""
@@ -109,9 +114,26 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     ),
     (lambda a: a.update(q=a["q"].float()), r"^q must be torch\.bfloat16 or torch\.float16; got torch\.float32"),
     (
-        lambda a: a.update(k_cache=a["k_cache"].to(torch.float8_e4m3fn)),
-        r"^k_cache must be torch\.bfloat16 or torch\.float16; got torch\.float8_e4m3fn",
+        lambda a: a.update(k_cache=a["k_cache"].to(torch.float8_e5m2)),
+        r"^k_cache must be torch\.bfloat16, torch\.float16 or torch\.float8_e4m3fn; got torch\.float8_e5m2",
     ),
+    (
+        lambda a: a.update(k_cache=a["k_cache"].to(torch.float8_e4m3fn)),
+        r"^v_cache must have k_cache's dtype torch\.float8_e4m3fn; got torch\.bfloat16",
+    ),
+    (
+        lambda a: a.update(k_descale=torch.ones(3, 2)),
+        r"^k_descale must be left out where the cache is not torch\.float8_e4m3fn; got a cache of torch\.bfloat16",
+    ),
+    (
+        lambda a: a.update(in_float8(a), v_descale=torch.ones(3, 4)),
+        r"^v_descale must be of shape \(batch, heads_kv\) = \(3, 2\), or broadcast to it; got \(3, 4\)",
+    ),
+    (
+        lambda a: a.update(in_float8(a), k_descale=torch.ones(2).half()),
+        r"^k_descale must be torch\.float32; got torch\.float16",
+    ),
+    (lambda a: a.update(in_float8(a), k_descale=2.0), r"^k_descale must be of type Tensor or None; got 2\.0"),
     (lambda a: a.update(v_cache=a["v_cache"].half()), r"^v_cache must have q's dtype torch\.bfloat16; got torch\.float16"),
     (lambda a: a.update(k_cache=a["k_cache"].to("meta")), r"^k_cache must be on q's device cpu; got meta"),
     (lambda a: a.update(k_cache=a["k_cache"][..., :8]), r"^k_cache must have q's head_dim 16; got 8"),
@@ -162,7 +184,7 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda a: None, r"^q must be on a CUDA device; got cpu\. FLASHGEN_CPU=1 "),
     *(
         (lambda a, name=name: a.update({name: True}), rf"^{name} must be left out of flashgen\.attention_with_kvcache: ")
-        for name in ("layout", "deterministic", "dropout_p", "document_ids", "bias", "mask", "key_padding_mask", "score_mod", "k_descale")
+        for name in ("layout", "deterministic", "dropout_p", "document_ids", "bias", "mask", "key_padding_mask", "score_mod")
     ),
 ]
 
@@ -440,9 +462,9 @@ def test_operators_pass_pytorchs_check(operator: str) -> None:
     call = getattr(torch.ops.flashgen, operator).default
     given = paged()
     existing = [given[name] for name in ("q", "k_cache", "v_cache", "cache_seqlens", "block_table")]
-    torch.library.opcheck(call, (*existing, None, ints(3, 0, 1), True, 0.3, True, "alibi,window", [3, 1], [], [torch.ones(4)]))
+    torch.library.opcheck(call, (*existing, None, ints(3, 0, 1), None, None, True, 0.3, True, "alibi,window", [3, 1], [], [torch.ones(4)]))
     dense = [tensors()[name] for name in ("q", "k_cache", "v_cache", "cache_seqlens")]
-    torch.library.opcheck(call, (*dense, None, ints(2, 0, 0), None, False, None))
+    torch.library.opcheck(call, (*dense, None, ints(2, 0, 0), None, None, None, False, None))
 
 
 @pytest.mark.parametrize("causal", [False, True])

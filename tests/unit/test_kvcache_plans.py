@@ -24,14 +24,24 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import operation_of
-from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
+from flashgen.codegen.problem import CacheDtype, Dtype, Mask, Problem, Sequences
 from flashgen.codegen.workload import Workload
 from flashgen.launch import cached_arguments, cached_plan, filled_lengths, gpu, packed_arguments
 from flashgen.launch.asked import signature_of
 from flashgen.launch.private_names import knows_tensors
 from flashgen.operators import cached_plans, plans
 from flashgen.operators.append import append_plan_for
-from flashgen.operators.cached_plans import APPENDED, BATCH_IDX, LEFTPAD, ROTARY, TABLE, CachedOptions, cached_run_at_hand
+from flashgen.operators.cached_plans import (
+    APPENDED,
+    BATCH_IDX,
+    K_DESCALE,
+    LEFTPAD,
+    ROTARY,
+    TABLE,
+    V_DESCALE,
+    CachedOptions,
+    cached_run_at_hand,
+)
 from flashgen.selection import loaded
 from tools.call_overhead import ON, OnGpu
 
@@ -66,20 +76,24 @@ def given(kind: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor, 
         return torch.zeros(*shape[:-1], shape[-1] + gap, dtype=dtype)[..., : shape[-1]]
 
     batch, of_page = a["batch"], (a["pages"], a["page_size"], a["heads_kv"])
-    tensors = [tensor(batch, a["len_q"], a["heads"], a["d"]), tensor(*of_page, a["d"]), tensor(*of_page, a.get("d_of_v", a["d_v"]))]
+    own = {"dtype": a.get("dtype_kv", dtype)}
+    caches = [tensor(*of_page, a["d"], **own), tensor(*of_page, a.get("d_of_v", a["d_v"]), **own)]
+    tensors = [tensor(batch, a["len_q"], a["heads"], a["d"]), *caches]
     tensors.append(ints(batch))
     optional = ((TABLE, ints(batch, a["table"] + a.get("more", 0))[:, : a["table"]]), (BATCH_IDX, ints(batch)), (LEFTPAD, ints(batch)))
     tensors += [one for bit, one in optional if there & bit]
+    tensors += [torch.zeros(batch, a["heads_kv"]) for bit in (K_DESCALE, V_DESCALE) if there & bit]
     tensors += a.get("others", ())
     if there & APPENDED:
         tensors += [tensor(batch, a.get("new", 1), a["heads_kv"], width) for width in (a["d"], a["d_v"])]
     if there & ROTARY:
         tensors += [tensor(40, 4, gap=0, dtype=torch.float32) for _ in "cs"]
     of_rotary = (a.get("interleaved", True), a.get("by_query", True)) if there & ROTARY else (False, False)
-    own = (a.get("causal", False), a.get("scale"), modifiers, a.get("invariant", False))
-    return [kind(one) for one in tensors], CachedOptions(there, *own, *of_rotary)
+    chosen = (a.get("causal", False), a.get("scale"), modifiers, a.get("invariant", False))
+    return [kind(one) for one in tensors], CachedOptions(there, *chosen, *of_rotary)
 
 
+E4M3: dict[str, Any] = {"dtype_kv": torch.float8_e4m3fn, "d_v": 32}
 DIFFERENT: dict[str, dict[str, Any]] = {
     "sequences": {"batch": 2},
     "queries": {"len_q": 3},
@@ -93,6 +107,9 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "the table's strides": {"more": 1},
     "strides": {"gap": 8},
     "the element type": {"dtype": torch.float16},
+    "the cache's element type": E4M3,
+    "descales": {**E4M3, "there": TABLE | K_DESCALE | V_DESCALE},
+    "a descale of values": {**E4M3, "there": TABLE | V_DESCALE},
     "no table": {"there": 0},
     "entries of the cache": {"there": BATCH_IDX},
     "padding": {"there": TABLE | LEFTPAD},
@@ -265,6 +282,41 @@ def test_a_kernel_gets_addresses_in_the_order_of_its_operands(there: int, with_l
     assert (w.pages, w.page_size, w.table_pages, w.len_kv) == (9, 8, pages, 8 * pages)
     if there & BATCH_IDX:
         assert call.views["block_table"].strides == (1, 0)
+
+
+@pytest.mark.parametrize("there", [0, TABLE | K_DESCALE, LEFTPAD | V_DESCALE, BATCH_IDX | K_DESCALE | V_DESCALE])
+def test_descales_have_their_places_where_elements_are_e4m3(there: int, bound: list[Bound]) -> None:
+    tensors, options = given(OnGpu, there=there, modifiers=Given(("sinks",)), others=(torch.zeros(4),), **E4M3)
+    plan_of(tensors, options).run(False, *tensors)
+    call, where = bound[-1].call, options.where(tensors)
+    names = [operand.name for operand in operation_of(call.problem).operands(call.problem)]
+    found = dict(zip(names, bound[-1].given[-1][1:], strict=True))
+    wanted = {"cache_leftpad": where.cache_leftpad, "k_descale": where.k_descale, "v_descale": where.v_descale, "sinks": tensors[-1]}
+    assert {name: found[name] for name in wanted} == {name: 0 if one is None else one.data_ptr() for name, one in wanted.items()}
+    assert call.problem.dtype_kv is CacheDtype.E4M3
+
+
+@pytest.mark.parametrize("there", [K_DESCALE | APPENDED, TABLE | LEFTPAD | V_DESCALE | APPENDED | ROTARY, K_DESCALE | V_DESCALE | ROTARY])
+def test_what_appends_has_the_descales_too(there: int, bound: list[Bound], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "device", ON)  # of views, too
+    tensors, options = given(OnGpu, there=there, modifiers=Given(("sinks",)), others=(torch.zeros(4),), **E4M3)
+    plan_of(tensors, options).run(False, *tensors)
+    where, calls = options.where(tensors), {one.call.problem.operation: one for one in bound}
+    assert calls.keys() == {"append", "forward"}
+    for one in calls.values():
+        names = [operand.name for operand in operation_of(one.call.problem).operands(one.call.problem)]
+        found = dict(zip(names, one.given[-1][1:], strict=True))
+        for name, descale in (("k_descale", where.k_descale), ("v_descale", where.v_descale)):
+            assert found[name] == (0 if descale is None else descale.data_ptr())
+        assert one.call.problem.dtype_kv is CacheDtype.E4M3
+
+
+def test_a_plan_for_other_sizes_has_their_descales(bound: list[Bound]) -> None:
+    there = {"there": TABLE | K_DESCALE | V_DESCALE, **E4M3}
+    for pages, sequences in ((9, 3), (11, 4)):
+        tensors, options = given(OnGpu, pages=pages, batch=sequences, **there)
+        plan_of(tensors, options).run(False, *tensors)
+    assert bound[1].call.views["k_descale"] == ((4, 2), (2, 1))
 
 
 @pytest.mark.parametrize("there", [APPENDED, ROTARY, TABLE | APPENDED | ROTARY, BATCH_IDX | LEFTPAD | APPENDED | ROTARY])

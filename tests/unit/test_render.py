@@ -139,7 +139,13 @@ other_environment = functools.cache(jinja_environment.__wrapped__)
 # Kinds of modifiers, the plain kind first; then some of packed sequences, and of those in a cache.
 KINDS = ((), *((modifier,) for modifier in (*modifiers().values(), *map(learning, LEARNING))), tuple(modifiers().values()))
 PACKED_KINDS = ((), *((modifiers()[name],) for name in ("window", "alibi")))
-EVERY_KIND = (*((kind, "") for kind in KINDS), *itertools.product(PACKED_KINDS, ("forward", "backward")), ((), "cached"), ((), "invariant"))
+EVERY_KIND = (
+    *((kind, "") for kind in KINDS),
+    *itertools.product(PACKED_KINDS, ("forward", "backward")),
+    ((), "cached"),
+    ((), "invariant"),
+    ((), "e4m3"),
+)
 # Files of tile operations that say something else where a problem has modifiers, or sequences that are not dense.
 CONDITIONAL = [path for path in templates.paths() if path.startswith("tile/") and "//%" in templates.read(path)]
 
@@ -147,10 +153,11 @@ CONDITIONAL = [path for path in templates.paths() if path.startswith("tile/") an
 def given(kind: Sequence[Modifier], layout: str) -> dict[str, object]:
     """What a file says on behalf of modifiers, in kernels that fetch where registers allow it.
 
-    layout: empty of dense sequences, the pass of packed ones, "cached" of those in a cache, and "invariant" of dense ones in any batch
+    layout: empty of dense sequences, the pass of packed ones, "cached" of those in a cache, "e4m3" of e4m3 numbers there,
+    and "invariant" of dense ones in any batch
     """
-    if layout in ("cached", "invariant"):
-        return conditions(kind, "forward", cached=layout == "cached", invariant=layout == "invariant")
+    if layout in ("cached", "e4m3", "invariant"):
+        return conditions(kind, "forward", cached=layout != "invariant", e4m3=layout == "e4m3", invariant=layout == "invariant")
     if layout:
         return conditions(kind, layout, packed=True)
     return conditions(kind, "backward", fetches(Problem(Dtype.BF16, 64, modifiers=tuple(one.name for one in kind))))

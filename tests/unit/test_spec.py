@@ -52,7 +52,9 @@ def variants() -> dict[str, KernelSpec]:
 
 def test_every_field_has_a_variant() -> None:
     fields = {f.name for f in dataclasses.fields(Problem)} | {f.name for f in dataclasses.fields(CONFIG)}
-    assert fields - set(variants()) == {"operation", "deterministic", "batch_invariant"}, "which have one value only in this family"
+    assert fields - set(variants()) == {"operation", "deterministic", "batch_invariant", "dtype_kv"}, (
+        "which have one value only in this family"
+    )
 
 
 def test_names_and_digests_tell_specs_apart() -> None:
@@ -128,7 +130,8 @@ def test_a_forward_pass_is_deterministic_whatever_is_asked_for() -> None:
         ({"target": None}, r"^spec field target must be of type str; got None$"),
         (
             {"problem": {}},
-            r"^problem must have the fields pass, dtype, head_dim, head_dim_v, mask, deterministic, modifiers, sequences, batch_invariant; "
+            r"^problem must have the fields pass, dtype, head_dim, head_dim_v, mask, deterministic, modifiers, sequences, batch_invariant, "
+            r"dtype_kv; "
             r"got none$",
         ),
         (

@@ -8,9 +8,10 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 
 from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values
-from flashgen.codegen.cached import ENTRIES, SUMS_BYTES, cached_block, cached_values, entry_sequences, with_cached_files
+from flashgen.codegen.cached import ENTRIES, cached_block, cached_bytes, cached_values, entry_sequences, with_cached_files
 from flashgen.codegen.config import Config
 from flashgen.codegen.devices import Device
+from flashgen.codegen.e4m3 import e4m3_block, e4m3_reasons, e4m3_values, element_words, product_widths, with_e4m3_files
 from flashgen.codegen.errors import IllegalConfigError
 from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.modifier import modifier_refusals, modifier_values, modifiers_of, score_unit, with_modifiers
@@ -38,12 +39,13 @@ SHAPES = (
     *((16, 16, 4, 16, 1), (16, 16, 4, 32, 1), (16, 16, 4, 16, 2), (16, 16, 8, 16, 1)),
     *((32, 16, 8, 16, 1), (32, 32, 4, 16, 1), (64, 16, 8, 32, 1), (64, 32, 8, 16, 1), (32, 16, 4, 16, 1), (16, 16, 2, 16, 1)),
 )
+SHAPES_OF_E4M3 = ((16, 16, 8, 32, 1), (16, 16, 4, 32, 2), (16, 16, 8, 16, 2))  # first: more keys a tile, as they have half the bytes
 STAGES = (8, 6, 4, 3, 2)
 QUERY_PLACES = (QueryPlace.REGISTERS, QueryPlace.SHARED)
 RING_BYTES = 192 * 2**10  # of an SM: a third of it keeps the memory busy, the rest while a block ends one item and begins the next
 SLICE = 64  # columns of O that the key groups of a block add up at once
+FACTOR_BYTES = 4  # of a row: what its scores are multiplied by, where keys are e4m3
 STATISTICS = 4  # numbers that a row of partial outputs has beside its columns
-ENTRY_BYTES, TILE_BYTES = 16, 16  # of shared memory: what copies must know of a key in a cache, and of a tile
 
 
 class AttentionDecode(Family):
@@ -85,7 +87,8 @@ class AttentionDecode(Family):
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation, self.modifiers, cached=True, invariant=True)
+        reasons = problem_reasons(problem, self.operation, self.modifiers, cached=True, invariant=True, e4m3=True)
+        reasons += e4m3_reasons(problem, target)
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
         return reasons
@@ -136,10 +139,11 @@ class AttentionDecode(Family):
     def registers_needed(self, problem: Problem, config: AttentionDecodeConfig) -> int:
         """An estimate of the registers of a thread; the compiler has the last word."""
         row_tiles = config.warp_q // 16
-        accumulators = row_tiles * (padded(problem.head_dim_v) // 2 + config.group_kv // 2)
+        columns, columns_v = product_widths(problem)
+        accumulators = row_tiles * (columns_v // 2 + config.group_kv // 2)
         query = 0
         if config.query is QueryPlace.REGISTERS:
-            query = row_tiles * padded(problem.head_dim) // 4 + self.registers_of_cache * problem.is_cached
+            query = row_tiles * columns // 4 + self.registers_of_cache * problem.is_cached
         further = self.registers_of_row_groups * (config.block_q > config.warp_q) + self.registers_of_modifiers * bool(problem.modifiers)
         return accumulators + query + self.registers_beside + 10 * row_tiles + further
 
@@ -149,7 +153,7 @@ class AttentionDecode(Family):
 
     def kernels(self, problem: Problem, config: AttentionDecodeConfig) -> tuple[KernelText, ...]:
         """See Family."""
-        block = cached_block(self.parameters) if problem.is_cached else self.parameters
+        block = e4m3_block(cached_block(self.parameters), problem) if problem.is_cached else self.parameters
         if problem.is_cached or problem.batch_invariant:
             block = block.with_fields(Parameter("int", "unit"))
         if problem.batch_invariant:
@@ -161,6 +165,7 @@ class AttentionDecode(Family):
         atoms, tiles = super().files(problem)
         if problem.is_cached:
             tiles = tuple("warp/cached_key_stream" if name == "warp/key_stream" else name for name in with_cached_files(tiles))
+            atoms, tiles = with_e4m3_files(atoms, tiles, problem)
         if problem.batch_invariant:
             after = tiles.index("common/key_shares") + 1
             tiles = (*tiles[:after], "common/key_splits", *tiles[after:])
@@ -172,16 +177,11 @@ class AttentionDecode(Family):
 
     def shared_bytes(self, problem: Problem, config: AttentionDecodeConfig) -> int:
         """Dynamic shared memory of a block, in bytes: Q, the ring of K and V, what each key group has of O, row sums and a flag."""
-        columns, columns_v = padded(problem.head_dim), padded(problem.head_dim_v)
-        tiles = (config.block_q * columns + config.stages * config.block_kv * (columns + columns_v)) * problem.dtype.bytes
+        columns, columns_v = product_widths(problem)
+        rows = config.block_q * (columns * problem.dtype.bytes + FACTOR_BYTES * (problem.dtype_kv is not None))
         out = config.key_groups * config.block_q * (min(columns_v, SLICE) * 4 + 32)
-        of_cache = self._bytes_of_cache(config) if problem.is_cached else 0
-        return tiles + out + config.warp_q // 16 * config.warps * 32 * 16 + 16 + of_cache
-
-    def _bytes_of_cache(self, config: AttentionDecodeConfig) -> int:
-        """Of shared memory: entries of page tables, and sums of key tiles with what it takes to make them."""
-        entries = (config.stages + 1) * config.key_groups * (config.group_kv * ENTRY_BYTES + TILE_BYTES)
-        return entries + config.warps * 4 + SUMS_BYTES
+        of_cache = cached_bytes(config.stages, config.key_groups, config.group_kv, config.warps) if problem.is_cached else 0
+        return rows + self._ring_bytes(problem, config) + out + config.warp_q // 16 * config.warps * 32 * 16 + 16 + of_cache
 
     def call_refusals(self, call: Call, config: Config | None = None) -> list[str]:
         """See Family. Key tiles are counted in 32 bits."""
@@ -213,7 +213,7 @@ class AttentionDecode(Family):
         values |= {"len_q": workload.len_q, "len_kv": workload.len_kv}
         values |= {**scale_values(score_unit(call)), **modifier_values(call)}
         if problem.is_cached:
-            values = cached_values(values, call)
+            values = e4m3_values(cached_values(values, call), call)
         # Of these there are two slots each: blocks, or splits, of which a slot then has half the rows.
         parts, rows, counters = shares.blocks, config.block_q, shares.blocks
         if problem.is_cached or problem.batch_invariant:
@@ -227,7 +227,7 @@ class AttentionDecode(Family):
         alike = not problem.is_cached or shares.are_splits or (shares.units == 1 and entry_sequences(workload) == 1)
         if shares.are_whole and alike:
             return Program((launch,))
-        partials = Buffer("partials", 8 * parts * rows * (padded(problem.head_dim_v) + STATISTICS))
+        partials = Buffer("partials", 8 * parts * rows * (product_widths(problem)[1] + STATISTICS))
         return Program((launch,), (partials, Buffer("part_counters", 4 * counters, BufferKind.STREAM_COUNTER)))
 
     def preference_for(self, workload: Workload) -> int:
@@ -243,6 +243,7 @@ class AttentionDecode(Family):
     def context(self, problem: Problem, config: AttentionDecodeConfig, target: Target) -> dict[str, object]:
         """See Family."""
         return {
+            **element_words(problem),
             "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
             "query_in_registers": config.query is QueryPlace.REGISTERS,
@@ -258,7 +259,8 @@ class AttentionDecode(Family):
             yield from () if self.refusals(problem, target) else (_of_any_batch(problem, target),)
             return
         most = 16 if padded(problem.head_dim_v) > WIDE else 32  # keys of a group: with more, wide heads spill
-        shapes = dict.fromkeys((*rows, warps, min(group_kv, most), blocks) for *rows, warps, group_kv, blocks in SHAPES)
+        known = SHAPES if problem.dtype_kv is None else (*SHAPES_OF_E4M3, *SHAPES)
+        shapes = dict.fromkeys((*rows, warps, min(group_kv, most), blocks) for *rows, warps, group_kv, blocks in known)
         for block_q, warp_q, warps, group_kv, blocks in shapes:
             block_kv = warps * warp_q // block_q * group_kv
             rings = (AttentionDecodeConfig(block_q, warp_q, block_kv, warps, s, query, blocks) for query in QUERY_PLACES for s in STAGES)
@@ -266,7 +268,7 @@ class AttentionDecode(Family):
             yield from itertools.islice((c for c in fitting if not self.check(problem, c, target)), 1)
 
     def _ring_bytes(self, problem: Problem, config: AttentionDecodeConfig) -> int:
-        return config.stages * config.block_kv * (padded(problem.head_dim) + padded(problem.head_dim_v)) * problem.dtype.bytes
+        return config.stages * config.block_kv * sum(product_widths(problem)) * problem.kv_bytes
 
     def default(self, problem: Problem, target: Target) -> AttentionDecodeConfig:
         """See Family. 16 rows and 4 warps, which suits a decoding step of a group of up to 16 heads, or what is nearest to it."""

@@ -48,6 +48,7 @@ class SplitWeights:
 
 
 GUESSED = SplitWeights()
+GUESSED_E4M3 = SplitWeights(beside=0.3, step=700.0, tensor=0.35)  # each number is converted by each warp that multiplies it
 
 
 def predict(
@@ -56,13 +57,15 @@ def predict(
     workload: Workload,
     device: Device,
     shares: Shares,
-    weights: SplitWeights = GUESSED,
+    weights: SplitWeights | None = None,
 ) -> Prediction:
     """The time of a launch. Each work item reads its keys for itself: others that want the same ones do so at another time."""
     if not shares.items:
         return Prediction(0.0, "nothing")
+    if weights is None:
+        weights = GUESSED if problem.dtype_kv is None else GUESSED_E4M3
     columns = padded(problem.head_dim) + padded(problem.head_dim_v)
-    tile_bytes = config.block_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
+    tile_bytes = config.block_kv * (problem.head_dim + problem.head_dim_v) * problem.kv_bytes
     tiles = shares.items * shares.key_tiles
     busy = min(1.0, shares.blocks / device.sm_count)
     on_their_way = (config.stages - 1) * tile_bytes * shares.blocks
@@ -88,4 +91,4 @@ def traffic(problem: Problem, config: AttentionDecodeConfig, workload: Workload)
     sets, rows = workload.batch * workload.heads_kv, workload.len_q * group
     queries = max(1, config.block_q // group)
     keys = sum(keys for _, _, keys in visits(problem, workload, queries, config.block_kv))
-    return Traffic(sets * (rows * d + keys * (d + dv)) * element, sets * rows * dv * element)
+    return Traffic(sets * (rows * d * element + keys * (d + dv) * problem.kv_bytes), sets * rows * dv * element)

@@ -38,11 +38,32 @@ struct TokenHeads {
         for (int h = 0; h < kThreadHeads; ++h)
             if (h < heads) chunks[h].store(to + h * stride + column);
     }
+//% if e4m3
+    // Elements as a cache holds them: divided by the descale of their head, rounded, and at most the largest one. `descales`: that of the
+    // first head, or null.
+    __device__ __forceinline__ void store_to_cache(E4m3Pair* to, i64 stride, const Chunk (&chunks)[kThreadHeads], const float* descales,
+                                                   i64 descale_stride) const {
+#pragma unroll
+        for (int h = 0; h < kThreadHeads; ++h) {
+            if (h >= heads) continue;
+            const float descale = descales == nullptr ? 1.0f : descales[h * descale_stride];
+            float x[8];
+            chunks[h].unpack(x);
+            u64 eight = 0;
+#pragma unroll
+            for (int i = 0; i < 4; ++i)
+                eight |= static_cast<u64>(cvt_rn_satfinite_e4m3x2(x[2 * i] / descale, x[2 * i + 1] / descale)) << i * 16;
+            *reinterpret_cast<u64*>(to + h * stride + column / 2) = eight;
+        }
+    }
+
+//% else
     // Elements as a cache holds them: this is where they would be converted.
     __device__ __forceinline__ void store_to_cache(Element* to, i64 stride, const Chunk (&chunks)[kThreadHeads]) const {
         store(to, stride, chunks);
     }
 
+//% endif
     // Rotates chunks that were loaded from there, as those of rows at this position.
     __device__ __forceinline__ void rotate(Chunk (&chunks)[kThreadHeads], const Element* from, i64 stride, const Rotary& rotary,
                                            i64 position) const {
@@ -74,7 +95,11 @@ struct CachePages {
     __device__ __forceinline__ i64 most() const { return i64{table_pages} * page_size; }
 
     // The row of a position in a cache; null where the sequence has no such position, or the table names a page that is not there.
+//% if e4m3
+    __device__ __forceinline__ E4m3Pair* row(E4m3Pair* cache, i64 page_stride, i64 row_stride, int batch, i64 position) const {
+//% else
     __device__ __forceinline__ Element* row(Element* cache, i64 page_stride, i64 row_stride, int batch, i64 position) const {
+//% endif
         if (position < 0 || position >= most()) return nullptr;
         const int of_table = divide(static_cast<int>(position), page_size_reciprocal);
         const int page = table == nullptr ? batch : table[batch * table_batch + of_table];

@@ -77,7 +77,9 @@ struct CachedKeyStream {
         else
             bar_sync(1 + key_group(), kThreads);
     }
-    __device__ __forceinline__ Entries entries_of(int number) const { return {memory + (key_group() * kEntries + number) * Entries::kBytes}; }
+    __device__ __forceinline__ Entries entries_of(int number) const {
+        return {memory + (key_group() * kEntries + number) * Entries::kBytes};
+    }
 
     __device__ __forceinline__ void look_up_next(const Entries& to) {
         while (tiles <= 0 && part.exists()) {
@@ -158,14 +160,14 @@ struct CachedKeyStream {
                 const bool exists = kWhole || (first + i) * partition.kRowsPerPass + partition.row < keys;
                 if (!partition.has_row(first + i)) continue;
                 if constexpr (kOfKeys)
-                    copy_row<Tile, kColumnsValid, kWhole>(Tile{slot}, first + i, row_of_bits(rows[i].x, rows[i].y), exists);
+                    copy_row<kColumnsValid, kWhole>(Tile{slot}, first + i, row_of_bits(rows[i].x, rows[i].y), exists);
                 if constexpr (kOfValues)
-                    copy_row<Tile, kColumnsValid, kWhole>(Tile{slot + KeyTile::kBytes}, first + i, row_of_bits(rows[i].z, rows[i].w), exists);
+                    copy_row<kColumnsValid, kWhole>(Tile{slot + KeyTile::kBytes}, first + i, row_of_bits(rows[i].z, rows[i].w), exists);
             }
         }
     }
     // A thread's part of a row, which is not read unless it exists.
-    template <class Tile, int kColumnsValid, bool kWhole>
+    template <int kColumnsValid, bool kWhole, class Tile>
     __device__ __forceinline__ void copy_row(const Tile& tile, int pass, const Element* row, bool exists) const {
         const CopyPartition<kThreads, Tile> partition(thread());
         const Element* from = row + partition.chunk * 8;

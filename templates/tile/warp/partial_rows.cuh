@@ -27,10 +27,17 @@ struct GroupRows {
                     store_shared_v4(statistics(row), {__float_as_uint(total), __float_as_uint(softmax.shift[i][h]),
                                                       __float_as_uint(softmax.row_max[i][h]), 0});
 #pragma unroll
+//% if e4m3
+                for (int j = slice * kColumns / 8; j < kOutTiles && j < (slice + 1) * kColumns / 8; j += 2)  // see gemm_output_e4m3
+                    store_shared_v4(at(row, j * 8 - slice * kColumns + lane % 4 * 4),
+                                    {__float_as_uint(O[i][j][h * 2]), __float_as_uint(O[i][j + 1][h * 2]),
+                                     __float_as_uint(O[i][j][h * 2 + 1]), __float_as_uint(O[i][j + 1][h * 2 + 1])});
+//% else
                 for (int j = slice * kColumns / 8; j < kOutTiles && j < (slice + 1) * kColumns / 8; ++j)
 #pragma unroll
                     for (int e = 0; e < 2; ++e)
                         store_shared(at(row, j * 8 - slice * kColumns + lane % 4 * 2 + e), __float_as_uint(O[i][j][h * 2 + e]));
+//% endif
             }
         }
     }
