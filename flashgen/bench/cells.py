@@ -14,6 +14,7 @@ from flashgen.codegen.workload import Workload
 
 from ..cells import MODEL_DIM, TOKENS, Cell
 from .bias import OF_KEYS, OF_SCORES
+from .caches import equal_cell, with_cache
 from .packed import packed_documents
 from .relative import NAME, RELATIVE
 
@@ -110,6 +111,23 @@ def _varlen() -> list[Cell]:
     return [Cell(problem, packed_documents(16, MODEL_DIM // problem.head_dim, 8192)) for problem in problems]
 
 
+_PAGED = Problem(Dtype.BF16, 128, 128, sequences=Sequences.CACHED)
+
+
+def _paged() -> list[Cell]:
+    """The grid `decode`'s second cell with its keys in pages, at last in one for each sequence."""
+    workload = Workload(16, 32, 8, 1, 8192)
+    return [Cell(_PAGED, with_cache(workload, size)) for size in (1, 16, 64, 128, 256, 8192)]
+
+
+def _ragged() -> list[Cell]:
+    """32 sequences of log-uniform lengths up to 32768, and as many keys in sequences of one length."""
+    longest = Workload(32, 32, 8, 1, 32768)
+    cells = [Cell(_PAGED, with_cache(longest, size, ragged=True)) for size in (16, 64, 256)]
+    equal = equal_cell(cells[-1]).workload
+    return [*cells, Cell(_PAGED, with_cache(equal, 256))]
+
+
 def _tutorial() -> list[Cell]:
     """The sizes that hand-written kernels of tutorials are shown on."""
     sizes = ((32, Mask.FULL, (64, 32, 32, 256, 256)), (64, Mask.FULL, (32, 16, 16, 512, 512)), (64, Mask.CAUSAL, (32, 16, 16, 512, 512)))
@@ -135,6 +153,8 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         OF_SCORES: _bias,
         OF_KEYS: _bias,
         "varlen": _varlen,
+        "paged": _paged,
+        "ragged": _ragged,
     },
     "backward": {
         STANDARD: _gradients,

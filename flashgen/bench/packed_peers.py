@@ -1,4 +1,4 @@
-"""The peers in cells of packed sequences, as far as they differ from what they are in others."""
+"""The peers in cells of packed sequences and caches, as far as they differ from what they are in others."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Mask
 
 from ..cells import Cell
+from .caches import equal_cell
 from .check import CellCheck
 from .packed import dense_cell
 from .peer import Peer
@@ -21,7 +22,7 @@ from .work import Inputs, Run, prepare
 
 
 class FlashgenEqual(Peer):
-    """flashgen on dense sequences that are equally long, with the FLOPs of a packed cell: what packing costs."""
+    """flashgen on dense sequences that are equally long, with the FLOPs of a packed cell, or the keys of a cache: what these cost."""
 
     name = "flashgen_equal"
     usual: ClassVar[bool] = False
@@ -33,24 +34,29 @@ class FlashgenEqual(Peer):
 
     def prepare(self, cell: Cell, device: torch.device) -> Callable[[Inputs], Run]:
         """See Peer."""
-        if not cell.problem.is_packed or cell.problem.modifiers:
-            raise ArgumentError(f"{self.name} is for packed sequences without modifiers; got {cell.problem.name}")
-        return partial(self._run, dense_cell(cell))
+        return partial(self._run, self._equal(cell))
+
+    def _equal(self, cell: Cell) -> Cell:
+        if cell.problem.modifiers or not (cell.problem.is_packed or cell.problem.is_cached):
+            raise ArgumentError(f"{self.name} is for packed sequences and caches without modifiers; got {cell.problem.name}")
+        return equal_cell(cell) if cell.problem.is_cached else dense_cell(cell)
 
     def _run(self, cell: Cell, inputs: Inputs) -> Run:
         w = cell.workload
-        dense = {name: self._dense(inputs[name], w.batch, w.len_q) for name in ("q", "k", "v", "d_out") if name in inputs}
+        lengths = {"q": w.len_q, "k": w.len_kv, "v": w.len_kv, "d_out": w.len_q}
+        dense = {name: self._dense(inputs[name], w.batch, length) for name, length in lengths.items() if name in inputs}
         return prepare(cell.problem, partial(self._attention, causal=cell.problem.mask is Mask.CAUSAL), dense)
 
     @staticmethod
     def _dense(packed: Tensor, batch: int, length: int) -> Tensor:
-        """So many sequences of a packed tensor's tokens, from its begin again where these end."""
+        """So many sequences of the tokens of packed sequences, or of all pages, from the begin again where these end."""
+        packed = packed.flatten(0, -3)
         repeated = packed.repeat(-(-batch * length // len(packed)), 1, 1)
         return repeated[: batch * length].view(batch, length, *packed.shape[1:])
 
     def note(self, cell: Cell, device: torch.device) -> str:
         """See Peer."""
-        return f"dense {dense_cell(cell).workload.name}"
+        return f"dense {self._equal(cell).workload.name}"
 
     def fault(self, check: CellCheck, run: Run, inputs: Inputs) -> str:
         """See Peer. What it computes is not the cell's: other cells check that."""

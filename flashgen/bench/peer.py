@@ -75,11 +75,12 @@ class Peer(ABC):
 class AttentionPeer(Peer):
     """A function of q, k, v and the tensors of modifiers, whose derivatives PyTorch's autograd knows.
 
-    modifiers: those of problems that it can do; packed: whether it can do packed sequences.
+    modifiers: those of problems that it can do; packed, cached: whether it can do packed sequences, and caches.
     """
 
     modifiers: ClassVar[tuple[str, ...]] = ()
     packed: ClassVar[bool] = False
+    cached: ClassVar[bool] = False
 
     @abstractmethod
     def bind(self, cell: Cell, device: torch.device) -> Call:
@@ -91,6 +92,8 @@ class AttentionPeer(Peer):
             raise ArgumentError(f"{self.name} has no {', '.join(others)}")
         if cell.problem.is_packed and not self.packed:
             raise ArgumentError(f"{self.name} has no packed sequences")
+        if cell.problem.is_cached and not self.cached:
+            raise ArgumentError(f"{self.name} has no caches")
         return partial(prepare, cell.problem, self.bind(cell, device))
 
 

@@ -49,14 +49,15 @@ class Flashgen(AttentionPeer):
 
     name = "flashgen"
     modifiers = ("alibi", "bias", "chunk", "document_ids", "dropout", "relative", "sinks", "softcap", "window")
-    packed = True
+    packed = cached = True
     deterministic: ClassVar[bool | None] = None
 
     def __init__(self) -> None:
         from ..api import attention
+        from ..kvcache import attention_with_kvcache
         from ..varlen import attention_varlen
 
-        self._attention, self._varlen = attention, attention_varlen
+        self._attention, self._varlen, self._with_cache = attention, attention_varlen, attention_with_kvcache
 
     def bind(self, cell: Cell, device: torch.device) -> Call:
         """See Peer."""
@@ -71,6 +72,8 @@ class Flashgen(AttentionPeer):
         }
         if cell.problem.is_packed:
             return partial(self._varlen, max_seqlen_q=cell.workload.len_q, max_seqlen_kv=cell.workload.len_kv, **more)
+        if cell.problem.is_cached:
+            return partial(self._with_cache, **more)
         call = partial(self._attention, layout="bshd", deterministic=self.deterministic, **more)
         if not cell.problem.modifiers:
             return call

@@ -14,6 +14,7 @@ from flashgen.codegen.plain import INLINE, from_plain, named, to_plain
 
 from ..cells import Cell
 from ..timing.spread import Spread
+from .caches import io_bytes
 from .cells import is_decode
 from .documents import flops
 from .relative import problem_name
@@ -85,7 +86,7 @@ class CellResult:
         if peer not in self.times:
             return None
         ms = self.times[peer].ms
-        work = self.cell.io_bytes / 1e6 if is_decode(self.cell.workload) else flops(self.cell) / 1e9
+        work = io_bytes(self.cell) / 1e6 if is_decode(self.cell.workload) else flops(self.cell) / 1e9
         return Spread(work / ms.median, work / ms.high, work / ms.low)
 
     def ratio(self, subject: str, against: str | None) -> Spread | None:

@@ -19,6 +19,7 @@ from ..numerics.oracle import oracle_of
 from ..timing import protocol as timing
 from .bias import NAME as BIAS
 from .bias import bias_of_grid, has_bias
+from .caches import cache_tensors, io_bytes
 from .check import CellCheck, poison
 from .documents import document_ids
 from .dropout import DropoutCheck, dropout_seed, has_dropout
@@ -105,7 +106,7 @@ class Runner:
     def _input_sets(self, cell: Cell, grid: str = "") -> dict[str, list[Inputs]]:
         """The same sets of inputs, as the operation's oracle draws them from N(0, 1), in every layout, each dense."""
         generator = torch.Generator(self.device).manual_seed(0)
-        sets = [self._drawn(cell, generator, grid) for _ in range(timing.input_sets(cell.io_bytes, self.l2_bytes))]
+        sets = [self._drawn(cell, generator, grid) for _ in range(timing.input_sets(io_bytes(cell), self.l2_bytes))]
         layouts = {"bshd": sets}
         if any(peer.layout == "bhsd" for peer in self.peers.values()):
             layouts["bhsd"] = [_bhsd(inputs) for inputs in sets]
@@ -121,6 +122,7 @@ class Runner:
         if has_bias(cell):
             drawn[BIAS] = bias_of_grid(grid, drawn[BIAS])
         inputs = {o.name: drawn[o.name] for o in operation.operands(problem) if o.role is not Role.OUT and not o.optional}
+        inputs |= cache_tensors(cell, generator.device)
         oracle.derive(problem, inputs, scalars_of(cell))
         return inputs
 

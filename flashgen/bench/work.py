@@ -14,6 +14,7 @@ from flashgen.codegen.operands import Role
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Problem
 
+from .caches import OF_CACHES
 from .packed import BOUNDARIES
 
 Inputs = Mapping[str, Tensor]  # by operand name, in a peer's layout
@@ -25,7 +26,8 @@ Run = Callable[[], Given]
 def prepare(problem: Problem, attention: Attention, inputs: Inputs) -> Run:
     """One call of the problem's operation on these inputs, which can be repeated.
 
-    attention: (q, k, v, and by name the tensors of the problem's modifiers, and the boundaries of packed sequences) -> out, or out and what
+    attention: (q, k, v, and by name the tensors of the problem's modifiers, the boundaries of packed sequences, and what says where a cache
+    has the keys of a sequence) -> out, or out and what
     else it computes.
     Raises what it raises, and ArgumentError for an operation that cannot be made of attention.
     """
@@ -33,6 +35,7 @@ def prepare(problem: Problem, attention: Attention, inputs: Inputs) -> Run:
         raise choice_error("pass", problem.operation, _PREPARE)
     others = {operand.name: inputs[operand.name] for operand in modifier_operands(problem)}
     others |= {name: inputs[name] for name in BOUNDARIES if problem.is_packed}
+    others |= {name: inputs[name] for name in OF_CACHES if name in inputs}
     learnable = [operand.name.removeprefix("d_") for operand in modifier_gradients(problem)]
     return _PREPARE[problem.operation](attention, inputs, others, learnable)
 

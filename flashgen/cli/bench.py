@@ -12,6 +12,7 @@ import typer
 
 from flashgen.bench import cells as bench_cells
 from flashgen.bench import files, report
+from flashgen.bench.caches import io_bytes
 from flashgen.bench.documents import flops
 from flashgen.bench.relative import problem_name
 from flashgen.bench.result import BenchResult
@@ -226,7 +227,7 @@ def _print_dry_run(request: BenchRequest, json: bool) -> None:
         return
     print_table(
         (("grid", False), ("problem", False), ("workload", False), ("GFLOP", True), ("MB", True)),
-        [[grid, problem_name(c.problem), c.workload.name, f"{flops(c) / 1e9:.1f}", f"{c.io_bytes / 1e6:.1f}"] for grid, c in cells],
+        [[grid, problem_name(c.problem), c.workload.name, f"{flops(c) / 1e9:.1f}", f"{io_bytes(c) / 1e6:.1f}"] for grid, c in cells],
     )
     print()
     print_table((("peer", False), ("can be imported", False)), [[name, absent.get(name, "yes")] for name in request.peers])

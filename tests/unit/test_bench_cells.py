@@ -86,6 +86,7 @@ BACKWARD = {
     **{name: FORWARD[name] for name in ("gqa", "mixed", "short", "tutorial", "window")},
     **{name: FORWARD[name] for name in ("softcap", "alibi", "sinks", "documents", "relative", "dropout", "bias", "key-bias", "varlen")},
 }  # fmt: skip
+OF_CACHES = {"forward": ["paged", "ragged"], "backward": []}  # written out in test_bench_caches.py
 WRITTEN_OUT = {"forward": FORWARD, "backward": BACKWARD}
 
 
@@ -120,7 +121,7 @@ def test_grids_by_name(operation: str) -> None:
     *names, everything = grid_names(operation)
     assert everything == f"all-{operation}"
     assert list(grids("mixed, gqa", operation)) == ["mixed", "gqa"]
-    assert list(grids(everything, operation)) == names == list(GRIDS[operation]) == list(WRITTEN_OUT[operation])
+    assert list(grids(everything, operation)) == names == list(GRIDS[operation]) == [*WRITTEN_OUT[operation], *OF_CACHES[operation]]
     assert grids(f"{everything},gqa", operation) == grids(everything, operation)
     for wrong in ("", "fwd", "gqa,,mixed"):
         with pytest.raises(ArgumentError, match=f"grid must be one of {', '.join(names)}, {everything}; got"):
@@ -147,6 +148,26 @@ def test_packed_cells_have_the_tokens_of_dense_ones() -> None:
     assert cell.flops == other.flops, "packed sequences count as equally long"
     with pytest.raises(ArgumentError, match=r"^packed must be left out for softmax, which has none; got True"):
         cells_of(passes="softmax", packed=True)
+
+
+def test_cells_of_caches_have_the_pages_that_keys_need() -> None:
+    (cell,) = cells_of(64, causal=True, seqlens=(2,), seqlen_kv=100, heads=4, kv_heads=2, batch=3, page_size=16)
+    assert cell.problem == Problem(Dtype.BF16, 64, 64, Mask.CAUSAL, sequences=Sequences.CACHED)
+    assert cell.workload == Workload(3, 4, 2, 2, 112, pages=21, page_size=16, table_pages=7)
+    (cell,) = cells_of(64, 72, seqlens=(2,), seqlen_kv=100, heads=4, batch=3, passes="append", page_size=100)
+    assert cell.problem == Problem(Dtype.BF16, 64, 72, operation="append", sequences=Sequences.CACHED)
+    assert cell.workload == Workload(3, 4, 4, 2, 100, pages=3, page_size=100, table_pages=1, new_keys=2)
+    for options, message in (
+        ({"page_size": 0}, r"^page_size must be an integer from 1"),
+        ({"page_size": 16, "packed": True}, r"^page_size must be left out for packed sequences, which are in no cache; got 16"),
+        ({"page_size": 16, "passes": "softmax", "head_dim": None}, r"^page_size must be left out for softmax, which has none; got 16"),
+        ({"passes": "append"}, r"^page_size must be given for append; got none"),
+        ({"passes": "append", "page_size": 16, "head_dim": None}, r"^head_dim must be given for append; got none"),
+        ({"passes": "append", "page_size": 16, "causal": True}, r"^causal must be left out for append, which has none; got True"),
+        ({"passes": "backward", "page_size": 16}, r"^sequences must be dense or packed for backward: caches have no gradients; got cached"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            cells_of(**{"head_dim": 64, **options})  # type: ignore[arg-type]
 
 
 def test_bytes_are_those_of_q_k_v_and_out() -> None:

@@ -162,7 +162,7 @@ def test_the_dense_peer_has_as_much_work(operation: str, monkeypatch: pytest.Mon
     w = dense_cell(cell).workload
     assert {*shapes} == {(*3 * [(w.batch, w.len_q, 4, 16)], True)}
     assert FlashgenEqual().note(cell, CPU) == f"dense {w.name}"
-    with pytest.raises(ArgumentError, match=r"^flashgen_equal is for packed sequences without modifiers; got fp16_d16_causal$"):
+    with pytest.raises(ArgumentError, match=r"^flashgen_equal is for packed sequences and caches without modifiers; got fp16_d16_causal$"):
         FlashgenEqual().prepare(dense_cell(cell_of()), CPU)
 
 
