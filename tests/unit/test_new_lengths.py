@@ -110,7 +110,7 @@ def test_a_call_of_a_new_length_walks_no_records(call: Callable[[int], object], 
         monkeypatch.setattr(place, name, walked)
     call(9001)
     with pytest.raises(AssertionError, match="records were walked"):
-        call(5000)  # of another bucket
+        call(2500)  # of another bucket
 
 
 def test_a_new_length_is_still_checked(call: Callable[[int], object]) -> None:
@@ -284,7 +284,7 @@ def test_while_a_graph_is_captured_a_new_length_of_a_bucket_needs_no_kernel(
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     call(9001)
     with pytest.raises(launch_gpu.CaptureError):
-        call(5000)
+        call(2500)
 
 
 @pytest.mark.slow
