@@ -36,7 +36,8 @@ from .operators.plans import nobody_listens
 
 __all__ = ["attention_with_kvcache"]
 
-_MAY_REQUIRE_GRAD = ("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "sinks")  # alibi_slopes are refused before
+# alibi_slopes are refused before
+_MAY_REQUIRE_GRAD = ("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "sinks", "k_descale", "v_descale")
 _BY_SCORE = "a tensor with an element for each score has no kernels for caches yet"
 _BY_FUNCTION = "functions of positions have no kernels for caches yet"
 # Keywords of `attention` and of flash_attn_with_kvcache that this one refuses, and why.
@@ -171,7 +172,7 @@ def attention_with_kvcache(
     num_splits: into how many parts keys are divided for more of the GPU at once. flashgen divides them by sizes and the number of SMs,
        whatever is given: this is there for those who come from flash_attn_with_kvcache.
     batch_invariant: whether what a sequence gets must be the same to the bit whatever else is in the batch, on every GPU of an
-       architecture, and whether its keys are in pages or not. It takes somewhat longer.
+       architecture, and whether its keys are in pages or not. It takes longer, and memory by how many keys there is room for.
     others: further keywords of `flashgen.attention`, which are refused by name: what they say has no form for caches, or not yet.
     Returns out [batch, len_q, heads_q, head_dim_v], dense; with return_lse also the natural log-sum-exp of the scaled scores, fp32
     [batch, heads_q, len_q]. A query that sees no key has out 0 and an lse of -inf.
@@ -248,7 +249,7 @@ def attention_with_kvcache(
     try:
         check_added_types(k, v, rotary_cos, rotary_sin, rotary_interleaved, num_splits, batch_invariant, has_lengths)
         check_cached_types(q, k_cache, v_cache, where, causal, scale, return_lse)
-        of_call = (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, sinks)
+        of_call = (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, sinks, k_descale, v_descale)
         _require_inference(dict(zip(_MAY_REQUIRE_GRAD, of_call, strict=True)))
         if k is not None or rotary_cos is not None:
             if not is_compiling():  # no cache may change where attention cannot be computed

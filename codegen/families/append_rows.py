@@ -53,7 +53,7 @@ class AppendRows(Family):
     """See the module's docstring; the algorithm is templates/kernels/append_rows.cu.j2."""
 
     name = "append_rows"
-    revision = 1
+    revision = 2
     operation = "append"
     template = "kernels/append_rows.cu.j2"
     config_type = AppendRowsConfig

@@ -15,8 +15,8 @@ class Append(Operation):
     """See the module's docstring. Caches lie as (page, key of the page, head, column), what is new as (batch, token, head, column).
 
     New key i of sequence b is written at position cache_seqlens[b] + i: to the page block_table[b, position / page_size], or without
-    block_table to page b, whose keys are then all that the sequence may have. A position below 0 or behind the pages that a sequence may
-    have is not written, nor is one whose page is none of the cache. `lengths` are how long sequences are then.
+    block_table to page b, whose keys are then all that the sequence may have. A length below 0 counts as 0. A position behind the pages
+    that a sequence may have is not written, nor is one whose page is none of the cache. `lengths` are how long sequences are then.
 
     The first `rotary_dim` columns of keys are rotated by row `position` of the tables [rotary_positions, rotary_dim / 2] of cosines and
     sines, those of queries by row cache_seqlens[b] + i, or without `rotary_by_query` all by row cache_seqlens[b]; beyond the last row

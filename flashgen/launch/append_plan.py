@@ -105,14 +105,19 @@ def _runner(
             together = at_cache | at_values | at_k | at_v | at_q  # q as well where it stays as it is: attention comes next
             if in_chunks:
                 together |= at_cos | at_sin
+            at_descales = (0, 0)
+            if has_descales:
+                at_descales = (0 if k_descale is None else k_descale.data_ptr(), 0 if v_descale is None else v_descale.data_ptr())
             gone = (k is not None and not (at_k and at_v)) or (q is not None and not at_q) or (block_table is not None and not at_table)
+            gone = gone or (k_descale is not None and not at_descales[0]) or (v_descale is not None and not at_descales[1])
             if together % ALIGNMENT or gone or not (at_cache and at_values and at_lengths) or (rotates and not (at_cos and at_sin)):
-                require_append_memory(AppendTensors(k_cache, v_cache, k, v, cache_seqlens, block_table, q, rotary_cos, rotary_sin))
+                of_rotation = q, rotary_cos, rotary_sin
+                require_append_memory(AppendTensors(k_cache, v_cache, k, v, cache_seqlens, block_table, *of_rotation, k_descale, v_descale))
             at_q = at_q if rotates else 0
             at_tables = (0, 0, at_cos, at_sin) if in_fp32 else (at_cos, at_sin, 0, 0)
             rest: tuple[int, ...] = (q_rotated.data_ptr(), lengths.data_ptr())
             if has_descales:
-                rest += (0 if k_descale is None else k_descale.data_ptr(), 0 if v_descale is None else v_descale.data_ptr())
+                rest += at_descales
             enqueue(current_stream(index), at_cache, at_values, at_k, at_v, at_lengths, at_table, at_q, *at_tables, *rest)
             torch.autograd.graph.increment_version((k_cache, v_cache))  # so that autograd tells whoever saved one of them for a gradient
         return lengths, q_rotated

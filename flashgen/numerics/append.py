@@ -112,11 +112,11 @@ def written_rows(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor,
     """Where new keys go that are written: int64 sequence, new key, page, and key of the page."""
     pages, page_size = tensors["k_cache"].shape[:2]
     batch, new_keys = tensors["k_new"].shape[:2]
-    position = tensors["cache_seqlens"].long()[:, None] + torch.arange(new_keys, device=tensors["k_new"].device)
+    position = tensors["cache_seqlens"].long().clamp(min=0)[:, None] + torch.arange(new_keys, device=tensors["k_new"].device)
     table = tensors.get("block_table")
     if table is None:
         table = torch.arange(batch, device=position.device)[:, None]
-    there = (position >= 0) & (position < table.shape[1] * page_size)
+    there = position < table.shape[1] * page_size
     entry = torch.where(there, position, 0) // max(1, page_size)
     page = table.long().gather(1, entry) if table.shape[1] else torch.full_like(position, -1)
     sequence, new = (there & (page >= 0) & (page < pages)).nonzero().unbind(1)
@@ -124,7 +124,7 @@ def written_rows(tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor, Tensor,
 
 
 def _appended(tensors: Mapping[str, Tensor], scalars: Mapping[str, float], dtype: torch.dtype) -> dict[str, Tensor]:
-    lengths, interleaved = tensors["cache_seqlens"].long(), bool(scalars["rotary_interleaved"])
+    lengths, interleaved = tensors["cache_seqlens"].long().clamp(min=0), bool(scalars["rotary_interleaved"])
     keys, queries = tensors["k_new"].to(dtype), tensors["q"].to(dtype)
     kind = next((kind for kind in ("_fp32", "") if f"rotary_cos{kind}" in tensors), None)
     if kind is not None:
@@ -154,7 +154,8 @@ def _as_elements(added: Tensor, tensors: Mapping[str, Tensor], name: str) -> Ten
         return added
     descale = tensors.get(f"{name}_descale")
     elements = added.to(tensors["q"].dtype).to(added.dtype)  # what is rotated is rounded before
-    divided = elements if descale is None else elements / descale[:, None, :, None].to(added.dtype)
+    by = None if descale is None else torch.where(descale == 0, 1.0, descale)[:, None, :, None].to(added.dtype)
+    divided = elements if by is None else elements / by
     return divided.clamp(-_MOST_E4M3, _MOST_E4M3)
 
 

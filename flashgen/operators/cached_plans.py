@@ -27,6 +27,7 @@ from .append import append_plan_for
 # Bits of `CachedOptions.there`.
 TABLE, BATCH_IDX, LEFTPAD, APPENDED, ROTARY, K_DESCALE, V_DESCALE = 1, 2, 4, 8, 16, 32, 64
 OPTIONAL = TABLE, BATCH_IDX, LEFTPAD, K_DESCALE, V_DESCALE  # of attention
+_TABLES = TABLE | BATCH_IDX  # of which a call has one at most
 _OF_ATTENTION = sum(OPTIONAL)
 _MOST_BEFORE = 64  # calls of a thread that are known at once
 
@@ -96,6 +97,8 @@ def cached_run_at_hand(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]
         ):
             return before.run
         if packed_arguments.values_are_checked or not _is_plain(tensors) or not plans.nobody_listens():
+            return None
+        if options[0] & _TABLES == _TABLES:  # `check_cached_call` will speak of both
             return None
         key = (signature_of(tensors), options, loaded.kernels.generation)
         plan: _Plan | None = _plans().get(key)

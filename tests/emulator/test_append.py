@@ -143,7 +143,7 @@ def appended(tensors: Tensors) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     for b, length in enumerate(lengths):
         table = tensors["block_table"][b].tolist() if "block_table" in tensors else [b]
         for i in range(tensors["k_new"].shape[1]):
-            entry, row = divmod(length + i, page_size)
+            entry, row = divmod(max(length, 0) + i, page_size)
             if 0 <= entry < len(table) and 0 <= table[entry] < pages:
                 for name, new in (("k_cache", "k_new"), ("v_cache", "v_new")):
                     caches[name][table[entry], row] = bits(tensors[new])[b, i]
@@ -260,11 +260,16 @@ FAULTS = [
     planted("pages-where-there-is-one", "p.block_table == nullptr ? min(p.table_pages, 1) : p.table_pages", "p.table_pages", without_table),
     planted("page-that-is-not-there", "if (page < 0 || page >= pages) return nullptr;", "", crowded),
     planted("page-before-the-first-one", "page < 0 || page >= pages", "page > pages", crowded),
-    planted("position-before-the-first-one", "position < 0 || ", "", crowded),
+    planted(
+        "position-before-the-first-one",
+        "i64{max(p.cache_seqlens[of.batch], 0)} + of.token;\n        Element* to = cache.row(p.k_cache",
+        "max(i64{p.cache_seqlens[of.batch]} + of.token, i64{0});\n        Element* to = cache.row(p.k_cache",
+        crowded,
+    ),
     planted("position-behind-the-last-one", "position >= most()", "position > most()", full),
     planted(
         "position-in-32-bits",
-        "position = i64{p.cache_seqlens[of.batch]} + of.token;\n        Element* to = cache.row(p.v_cache",
+        "position = i64{max(p.cache_seqlens[of.batch], 0)} + of.token;\n        Element* to = cache.row(p.v_cache",
         "position = static_cast<int>(u32(p.cache_seqlens[of.batch]) + of.token) & 31;\n        Element* to = cache.row(p.v_cache",
         crowded,
     ),
@@ -285,8 +290,13 @@ FAULTS = [
     planted("chunks-of-odd-halves", "!interleaved && columns % 16 == 0", "!interleaved", odd, NARROW),
     planted("angle-of-the-column", ": column < half ? column : column - half);", ": column / 2);", odd, NARROW),
     planted("rotated-beyond-the-width", "if (first + 2 * i < columns) chunk", "chunk", odd, NARROW),
-    planted("tables-beyond-their-end", "min(max(position, i64{0}), i64{positions} - 1)", "position"),
-    planted("tables-before-their-begin", "max(position, i64{0})", "position", crowded),
+    planted("tables-beyond-their-end", "min(position, i64{positions} - 1)", "position"),
+    planted(
+        "angles-before-the-first-one",
+        "i64{max(p.cache_seqlens[of.batch], 0)} + (p.rotary",
+        "i64{max(-p.cache_seqlens[of.batch], 0)} + (p.rotary",
+        crowded,
+    ),
     planted(
         "fp32-tables-as-elements",
         "if (fp32 == nullptr) return Chunk::load(elements + at).unpack(x);",

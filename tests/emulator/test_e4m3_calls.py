@@ -147,3 +147,13 @@ def test_operators_pass_pytorchs_check() -> None:
     for operator in (torch.ops.flashgen.attention_cached_output.default, torch.ops.flashgen.attention_cached_forward.default):
         arguments = given["q"], given["k_cache"], given["v_cache"], *where, given["k_descale"], given["v_descale"], True, None
         torch.library.opcheck(operator, arguments, test_utils=CHECKED)
+
+
+def test_a_head_of_zeros_may_have_a_descale_of_zero() -> None:
+    """Whose elements are divided by 1: 0 / 0 would hide all keys of the head from then on."""
+    new, none = torch.zeros(3, 1, 2, 16, dtype=torch.bfloat16), torch.zeros(3, 2)
+    given = call(k=new, v=new, k_descale=none, v_descale=none)
+    flashgen.attention_with_kvcache(**given)
+    for b, length in enumerate(LENGTHS.tolist()):
+        for name in ("k_cache", "v_cache"):
+            assert (given[name][TABLE[b, length // 16], length % 16].float() == 0).all()

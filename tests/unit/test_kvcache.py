@@ -369,6 +369,9 @@ def test_gradients_and_transforms_are_refused() -> None:
         changed[name] = changed[name].clone().requires_grad_()
         with pytest.raises(ArgumentError, match=rf"^{name} must not require grad"):
             call(**changed)
+    for name in ("k_descale", "v_descale"):
+        with pytest.raises(ArgumentError, match=rf"^{name} must not require grad"):
+            call(**given, **{name: torch.ones(len(given["q"]), given["k_cache"].shape[2], requires_grad=True)})
     for name in ("alibi_slopes", "sinks"):
         with pytest.raises(ArgumentError, match=rf"^{name} must not require grad"):
             call(**given, **{name: torch.ones(4, requires_grad=True)})

@@ -243,6 +243,14 @@ class Bound:
         self.given.append(given)
 
 
+@pytest.mark.usefixtures("made_up")
+@pytest.mark.parametrize("more", [0, APPENDED, ROTARY])
+def test_both_kinds_of_tables_are_left_to_the_checks(more: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    assert at_hand(*given(there=TABLE | more)) is not None
+    assert at_hand(*given(there=TABLE | BATCH_IDX | more)) is None
+
+
 @pytest.fixture
 def bound(monkeypatch: pytest.MonkeyPatch) -> list[Bound]:
     """Calls of attention that were bound, on a GPU that is made up."""

@@ -46,7 +46,8 @@ struct TokenHeads {
 #pragma unroll
         for (int h = 0; h < kThreadHeads; ++h) {
             if (h >= heads) continue;
-            const float descale = descales == nullptr ? 1.0f : descales[h * descale_stride];
+            const float given = descales == nullptr ? 1.0f : descales[h * descale_stride];
+            const float descale = given == 0.0f ? 1.0f : given;  // of a head of zeros, which stay what they are
             float x[8];
             chunks[h].unpack(x);
             u64 eight = 0;
@@ -100,7 +101,7 @@ struct CachePages {
 //% else
     __device__ __forceinline__ Element* row(Element* cache, i64 page_stride, i64 row_stride, int batch, i64 position) const {
 //% endif
-        if (position < 0 || position >= most()) return nullptr;
+        if (position >= most()) return nullptr;
         const int of_table = divide(static_cast<int>(position), page_size_reciprocal);
         const int page = table == nullptr ? batch : table[batch * table_batch + of_table];
         if (page < 0 || page >= pages) return nullptr;

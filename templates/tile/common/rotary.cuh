@@ -76,7 +76,7 @@ struct Rotary {
     // For a row at this position.
     __device__ __forceinline__ RotaryAngles angles(int first, i64 position) const {
         const int half = columns / 2;
-        const i64 row = min(max(position, i64{0}), i64{positions} - 1) * half;
+        const i64 row = min(position, i64{positions} - 1) * half;
         RotaryAngles found;
         if (in_chunks()) {
             const i64 at = row + (first < half ? first : first - half);

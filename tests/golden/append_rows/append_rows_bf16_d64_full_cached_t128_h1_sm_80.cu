@@ -249,7 +249,7 @@ struct Rotary {
     // For a row at this position.
     __device__ __forceinline__ RotaryAngles angles(int first, i64 position) const {
         const int half = columns / 2;
-        const i64 row = min(max(position, i64{0}), i64{positions} - 1) * half;
+        const i64 row = min(position, i64{positions} - 1) * half;
         RotaryAngles found;
         if (in_chunks()) {
             const i64 at = row + (first < half ? first : first - half);
@@ -362,7 +362,7 @@ struct CachePages {
 
     // The row of a position in a cache; null where the sequence has no such position, or the table names a page that is not there.
     __device__ __forceinline__ Element* row(Element* cache, i64 page_stride, i64 row_stride, int batch, i64 position) const {
-        if (position < 0 || position >= most()) return nullptr;
+        if (position >= most()) return nullptr;
         const int of_table = divide(static_cast<int>(position), page_size_reciprocal);
         const int page = table == nullptr ? batch : table[batch * table_batch + of_table];
         if (page < 0 || page >= pages) return nullptr;
@@ -389,7 +389,7 @@ append_rows_bf16_d64_full_cached_t128_h1_sm_80(const __grid_constant__ Parameter
         const Heads of = Heads::of<kKeyChunks>(index, TokenCounts::of_new_keys(p), p.thread_heads);
         const Element* from = p.k_new + of.batch * p.k_new_batch + of.token * p.k_new_row + of.head * p.k_new_head;
         of.load(chunks, from, p.k_new_head);
-        const i64 position = i64{p.cache_seqlens[of.batch]} + of.token;
+        const i64 position = i64{max(p.cache_seqlens[of.batch], 0)} + of.token;
         Element* to = cache.row(p.k_cache, p.k_cache_page, p.k_cache_row, of.batch, position);
         of.rotate(chunks, from, p.k_new_head, rotary, position);
         if (to != nullptr) of.store_to_cache(to + of.head * p.k_cache_head, p.k_cache_head, chunks);
@@ -397,7 +397,7 @@ append_rows_bf16_d64_full_cached_t128_h1_sm_80(const __grid_constant__ Parameter
         const Heads of = Heads::of<kValueChunks>(index, TokenCounts::of_new_keys(p), p.thread_heads);
         const Element* from = p.v_new + of.batch * p.v_new_batch + of.token * p.v_new_row + of.head * p.v_new_head;
         of.load(chunks, from, p.v_new_head);
-        const i64 position = i64{p.cache_seqlens[of.batch]} + of.token;
+        const i64 position = i64{max(p.cache_seqlens[of.batch], 0)} + of.token;
         Element* to = cache.row(p.v_cache, p.v_cache_page, p.v_cache_row, of.batch, position);
         if (to != nullptr) of.store_to_cache(to + of.head * p.v_cache_head, p.v_cache_head, chunks);
     } else if ((index -= p.value_threads) < p.query_threads) {
@@ -405,7 +405,7 @@ append_rows_bf16_d64_full_cached_t128_h1_sm_80(const __grid_constant__ Parameter
         const Element* from = p.q + of.batch * p.q_batch + of.token * p.q_row + of.head * p.q_head;
         Element* to = p.q_rotated + of.batch * p.q_rotated_batch + of.token * p.q_rotated_row + of.head * p.q_rotated_head;
         of.load(chunks, from, p.q_head);
-        of.rotate(chunks, from, p.q_head, rotary, i64{p.cache_seqlens[of.batch]} + (p.rotary_by_query != 0 ? of.token : 0));
+        of.rotate(chunks, from, p.q_head, rotary, i64{max(p.cache_seqlens[of.batch], 0)} + (p.rotary_by_query != 0 ? of.token : 0));
         of.store(to, p.q_rotated_head, chunks);
     }
 }
