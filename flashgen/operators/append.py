@@ -68,7 +68,7 @@ def append_run_at_hand(tensors: AppendTensors, rotary_interleaved: bool, by_quer
     try:
         if (
             packed_arguments.values_are_checked
-            or not _are_plain(there)
+            or not plans.are_plain(there)
             or not plans.nobody_listens()
             or not all(tensor.is_cuda for tensor in there)
         ):
@@ -84,11 +84,6 @@ def append_run_at_hand(tensors: AppendTensors, rotary_interleaved: bool, by_quer
             plan.before = _Before(plan.run, there, flags)
         plans._LOCAL.before_append = plan.before
     return plan.run
-
-
-def _are_plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the dispatcher would do nothing with a call of these but hand it to the kernel."""
-    return not any(type(t) is not torch.Tensor or t.is_neg() or (t.requires_grad and torch.is_grad_enabled()) for t in tensors)
 
 
 def _signature(tensors: AppendTensors, flags: tuple[bool, bool]) -> tuple[Any, ...]:

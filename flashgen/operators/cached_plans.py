@@ -96,7 +96,7 @@ def cached_run_at_hand(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]
             and not packed_arguments.values_are_checked
         ):
             return before.run
-        if packed_arguments.values_are_checked or not _is_plain(tensors) or not plans.nobody_listens():
+        if packed_arguments.values_are_checked or not plans.are_plain(tensors) or not plans.nobody_listens():
             return None
         if options[0] & _TABLES == _TABLES:  # `check_cached_call` will speak of both
             return None
@@ -110,19 +110,16 @@ def cached_run_at_hand(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]
         check_options(options[1], options[2], "bshd", False)
         return _new_plan(key, tensors, CachedOptions(*options)).run  # whether it comes again, who knows: a guard takes as long as a call
     if knows_tensors and type(options[1]) is bool:
-        is_known = plan.before is None and len({*map(id, tensors)}) == len(tensors)  # PyTorch's check knows no tensor that is there twice
-        if is_known and not any(tensor.requires_grad for tensor in tensors):
+        may_be_known = plan.before is None and len({*map(id, tensors)}) == len(
+            tensors
+        )  # PyTorch's check knows no tensor that is there twice
+        if may_be_known and not any(tensor.requires_grad for tensor in tensors):
             plan.before = _Before(plan.run, tensors)
         if plan.before is not None:
             if len(known) >= _MOST_BEFORE:
                 known.clear()
             known[options] = plan.before
     return plan.run
-
-
-def _is_plain(tensors: Sequence[torch.Tensor]) -> bool:
-    """Whether the dispatcher would do nothing with a call of these but hand it to the kernel."""
-    return not any(type(t) is not torch.Tensor or t.is_neg() or (t.requires_grad and torch.is_grad_enabled()) for t in tensors)
 
 
 def _but_for_sizes(key: tuple[Any, ...]) -> tuple[Any, ...] | None:

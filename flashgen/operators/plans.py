@@ -6,7 +6,7 @@ A plan is kept per thread, so a call takes no lock: it looks the signature up, a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -134,7 +134,7 @@ def run_at_hand(
         and (not before.differentiable or (before.deterministic is deterministic and torch.is_grad_enabled()))
     ):
         return before.run
-    if _without_gradients(q, k, v) and (not tensors or _are_plain(tensors)):
+    if _without_gradients(q, k, v) and (not tensors or are_plain(tensors)):
         looked_at = modifiers, tensors
         if OF_KEYS in modifiers.names:
             modifiers, tensors = with_made_axes(modifiers, tensors)
@@ -194,8 +194,8 @@ def _without_gradients(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> boo
     )
 
 
-def _are_plain(tensors: tuple[torch.Tensor, ...]) -> bool:
-    """The same of modifiers' tensors."""
+def are_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Whether the dispatcher would do nothing with a call of these but hand it to the kernel."""
     return not any(type(t) is not torch.Tensor or t.is_neg() or (t.requires_grad and torch.is_grad_enabled()) for t in tensors)
 
 

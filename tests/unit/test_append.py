@@ -307,7 +307,7 @@ def bound(monkeypatch: pytest.MonkeyPatch) -> list[Bound]:
     monkeypatch.setattr(gpu, "current_device", lambda: 0)
     monkeypatch.setattr(gpu, "current_stream", lambda index: 77)
     monkeypatch.setattr(gpu, "empty_strided", lambda shape, strides, dtype: torch.empty_strided(shape, strides, dtype=dtype))
-    monkeypatch.setattr(append, "_are_plain", lambda tensors: not any(t.is_neg() or t.requires_grad for t in tensors))
+    monkeypatch.setattr(plans, "are_plain", lambda tensors: not any(t.is_neg() or t.requires_grad for t in tensors))
     return found
 
 
