@@ -7,31 +7,25 @@ from typing import Any, Literal, overload
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS
 from flashgen.codegen.seen import Ends
-from flashgen.codegen.typed import require_type
 
-from .launch.arguments import require_dense, require_together
+from .launch.arguments import require_together
 from .launch.asked import asked
 from .launch.cached_arguments import (
     CachedKeys,
     check_added_types,
     check_cached_call,
     check_cached_types,
-    check_length,
     require_bottom_right,
-    require_countable,
-    require_dimensions,
 )
 from .launch.descales import broadcast_descales
-from .launch.filled_lengths import filled_lengths
 from .launch.keywords import modified_of_call
+from .launch.refused_keywords import refuse_keywords
 from .operators.append import append_to_cache
-from .operators.autograd import is_differentiated, is_transformed
-from .operators.cached import NO_DERIVATIVE, attention_cached_forward, attention_cached_output
+from .operators.cached import attention_cached_forward, attention_cached_output
+from .operators.cached_call import lengths_in_memory, require_inference
 from .operators.cached_plans import APPENDED, BATCH_IDX, K_DESCALE, LEFTPAD, ROTARY, TABLE, V_DESCALE, cached_run_at_hand
-from .operators.gradients import NoDerivativeError
 from .operators.plans import nobody_listens
 
 __all__ = ["attention_with_kvcache"]
@@ -182,17 +176,14 @@ def attention_with_kvcache(
     of a table likewise: nothing outside of the tensors is read or written. With FLASHGEN_CHECK_SEQUENCES=1 in the environment when flashgen
     is imported, each call waits for the device and raises ArgumentError for the first that is wrong. Raises as `flashgen.attention` does.
     """
-    for name, value in others.items():
-        if name not in _REFUSED:
-            raise TypeError(f"attention_with_kvcache() got an unexpected keyword argument {name!r}")
-        if value is not None:
-            raise ArgumentError(f"{name} must be left out of flashgen.attention_with_kvcache: {_REFUSED[name]}")
+    if others:
+        refuse_keywords("attention_with_kvcache", _REFUSED, others)
     has_lengths = cache_seqlens is not None
     if num_splits is not None or not type(rotary_interleaved) is type(batch_invariant) is bool or not has_lengths:
         check_added_types(k, v, rotary_cos, rotary_sin, rotary_interleaved, num_splits, batch_invariant, has_lengths)
     lengths: Any = cache_seqlens
     if not isinstance(lengths, torch.Tensor):
-        lengths = _lengths(q, k_cache, block_table, lengths, k)
+        lengths = lengths_in_memory(q, k_cache, block_table, lengths, k)
     modified: Any = ()  # what operators are told of modifiers
     given = NO_MODIFIERS
     is_local = False
@@ -250,7 +241,7 @@ def attention_with_kvcache(
         check_added_types(k, v, rotary_cos, rotary_sin, rotary_interleaved, num_splits, batch_invariant, has_lengths)
         check_cached_types(q, k_cache, v_cache, where, causal, scale, return_lse)
         of_call = (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, sinks, k_descale, v_descale)
-        _require_inference(dict(zip(_MAY_REQUIRE_GRAD, of_call, strict=True)))
+        require_inference(dict(zip(_MAY_REQUIRE_GRAD, of_call, strict=True)))
         if k is not None or rotary_cos is not None:
             if not is_compiling():  # no cache may change where attention cannot be computed
                 check_cached_call(q, k_cache, v_cache, where, causal, scale, batch_invariant, *asked(*modified))
@@ -265,34 +256,3 @@ def attention_with_kvcache(
         if not is_compiling():
             require_together(q, k_cache, v_cache, error, in_mode=not nobody_listens())
         raise
-
-
-def _lengths(q: Any, k_cache: Any, block_table: Any, length: Any, k: Any) -> Any:
-    """As kernels take them, of one that all sequences have: None for all keys that there is room for. What is no length stays as it is."""
-    if isinstance(length, bool) or not isinstance(length, (int, torch.SymInt, type(None))):
-        return length
-    for name, tensor in (("q", q), ("k_cache", k_cache)):
-        if not isinstance(tensor, torch.Tensor):
-            require_type(name, tensor, torch.Tensor)
-        require_dense(name, tensor)
-        require_dimensions(name, tensor, block_table is not None)
-    in_pages = isinstance(block_table, torch.Tensor) and block_table.ndim == 2
-    keys = require_countable(block_table.shape[1] if in_pages else 1, k_cache.shape[1])
-    wanted: Any = keys if length is None else length
-    if not is_dynamo_compiling():
-        if type(length) is int:
-            check_length(length, keys, k.shape[1] if isinstance(k, torch.Tensor) and k.ndim == 4 else 0)
-        if type(q) is torch.Tensor and nobody_listens():
-            return filled_lengths(q, wanted)
-    return q.new_full((q.shape[0],), wanted, dtype=torch.int32)
-
-
-def _require_inference(named: dict[str, torch.Tensor | None]) -> None:
-    """Raises ArgumentError for a tensor of which a gradient may be asked, and NoDerivativeError under the transforms of torch.func."""
-    q, k_cache, v_cache, *others = [tensor for tensor in named.values() if tensor is not None]
-    if is_differentiated(q, k_cache, v_cache, *others):
-        for name, tensor in ({} if is_transformed() else named).items():
-            if tensor is not None and tensor.requires_grad:
-                rule = "must not require grad, as attention_with_kvcache has no gradients: use torch.no_grad(), or detach it"
-                raise ArgumentError(f"{name} {rule}; got requires_grad=True")
-        raise NoDerivativeError(NO_DERIVATIVE)

@@ -1,0 +1,50 @@
+"""What a call on a KV cache asks before it goes to plans and operators: lengths as kernels take them, and that nobody wants gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.typed import require_type
+
+from ..launch.arguments import require_dense
+from ..launch.cached_arguments import check_length, require_countable, require_dimensions
+from ..launch.filled_lengths import filled_lengths
+from .autograd import is_differentiated, is_transformed
+from .cached import NO_DERIVATIVE
+from .gradients import NoDerivativeError
+from .plans import nobody_listens
+
+
+def lengths_in_memory(q: Any, k_cache: Any, block_table: Any, length: Any, k: Any) -> Any:
+    """As kernels take them, of one that all sequences have: None for all keys that there is room for. What is no length stays as it is."""
+    if isinstance(length, bool) or not isinstance(length, (int, torch.SymInt, type(None))):
+        return length
+    for name, tensor in (("q", q), ("k_cache", k_cache)):
+        if not isinstance(tensor, torch.Tensor):
+            require_type(name, tensor, torch.Tensor)
+        require_dense(name, tensor)
+        require_dimensions(name, tensor, block_table is not None)
+    in_pages = isinstance(block_table, torch.Tensor) and block_table.ndim == 2
+    keys = require_countable(block_table.shape[1] if in_pages else 1, k_cache.shape[1])
+    wanted: Any = keys if length is None else length
+    if not is_dynamo_compiling():
+        if type(length) is int:
+            check_length(length, keys, k.shape[1] if isinstance(k, torch.Tensor) and k.ndim == 4 else 0)
+        if type(q) is torch.Tensor and nobody_listens():
+            return filled_lengths(q, wanted)
+    return q.new_full((q.shape[0],), wanted, dtype=torch.int32)
+
+
+def require_inference(named: dict[str, torch.Tensor | None]) -> None:
+    """Raises ArgumentError for a tensor of which a gradient may be asked, and NoDerivativeError under the transforms of torch.func."""
+    q, k_cache, v_cache, *others = [tensor for tensor in named.values() if tensor is not None]
+    if is_differentiated(q, k_cache, v_cache, *others):
+        for name, tensor in ({} if is_transformed() else named).items():
+            if tensor is not None and tensor.requires_grad:
+                rule = "must not require grad, as attention_with_kvcache has no gradients: use torch.no_grad(), or detach it"
+                raise ArgumentError(f"{name} {rule}; got requires_grad=True")
+        raise NoDerivativeError(NO_DERIVATIVE)
