@@ -47,7 +47,7 @@ class Modifier(ABC):
     scattered_by: of one whose link hides keys of no range, by which of BATCH and HEADS_Q tiles are seen or not: seen_tiles.py
     in_blocks: of such a one, whether it says the same of all queries and keys of a block, as of `query // 128`
     reads_scores: whether each score has an element of its tensors: templates/tile/common/score_tensors.cuh; fetched: fetched_tensor.cuh
-    widest_tile: scores in a row of a tile that Hopper's kernels have registers for beside it
+    widest_tile: scores in a row of a tile that Hopper's kernels have registers for beside it; for_inference: no backward pass has it
     """
 
     name: str
@@ -76,6 +76,7 @@ class Modifier(ABC):
     in_blocks: bool = False
     reads_scores: bool = False
     fetched: bool = False
+    for_inference: bool = False
     widest_tile: int = 2**31
 
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
@@ -197,9 +198,8 @@ def given_modifiers(names: str = "", sizes: Sequence[int] = (), numbers: Sequenc
     known, *wanted = _named(names)
     for kind, named, given in zip(("sizes", "numbers"), wanted, (sizes, numbers), strict=True):
         if len(given) != len(named):
-            raise ArgumentError(
-                f"{kind} must be those of {names or 'no modifiers'}: {', '.join(named) or 'none'}; got {shown(list(given))}"
-            )
+            which = f"{names or 'no modifiers'}: {', '.join(named) or 'none'}"
+            raise ArgumentError(f"{kind} must be those of {which}; got {shown(list(given))}")
     return Given(known, tuple(zip(wanted[0], sizes, strict=True)), tuple(zip(wanted[1], numbers, strict=True)))
 
 

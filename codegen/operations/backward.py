@@ -57,7 +57,8 @@ class Backward(Operation):
         modified = [
             Problem(Dtype.BF16, width, width, Mask.FULL, self.name, deterministic, (name,))
             for width, deterministic in ((64, False), (64, True), (256, False))
-            for name in modifiers()
+            for name, modifier in modifiers().items()
+            if not modifier.for_inference
         ]
         tokens = replace(workload, batch=5, tokens_q=200, tokens_kv=600)
         plain += [(Problem(Dtype.BF16, 64, 64, mask, self.name, sequences=Sequences.PACKED), tokens) for mask in Mask]

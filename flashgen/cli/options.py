@@ -84,7 +84,7 @@ Modifiers = Annotated[
         "--modifiers",
         metavar="NAMES",
         help="Others, with commas between them: alibi, bias, bias_fp32, boolean_mask, document_ids, document_ids_int64, dropout, "
-        "prefix_len, sinks. Kernels are the same for all their values.",
+        "prefix_len, sinks, tree_mask. Kernels are the same for all their values.",
     ),
 ]
 Packed = Annotated[

@@ -14,11 +14,13 @@ import torch
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import ORDERS, EmulationOrder, Schedule
 from flashgen.codegen.devices import device_of_target
+from flashgen.codegen.expressions.functions import functions_of
 from flashgen.codegen.families.attention_decode import shares
 from flashgen.codegen.families.attention_decode.config import AttentionDecodeConfig
 from flashgen.codegen.families.attention_forward.config import QueryPlace
 from flashgen.codegen.family import find_family
 from flashgen.codegen.modifier import with_sizes_to_verify
+from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.operands import Role
 from flashgen.codegen.problem import Mask, Sequences
 from flashgen.codegen.render import Atoms, Source
@@ -39,6 +41,13 @@ from tests.support.runs import LIMITS, emulated_kernel, emulated_text
 Cached = partial(NamedKernel, sequences=Sequences.CACHED)
 WARPS = AttentionDecodeConfig(16, 16, 32, 2, 3, QueryPlace.REGISTERS)  # two, each with keys of its own
 ROW_GROUPS = AttentionDecodeConfig(32, 16, 32, 4, 2, QueryPlace.SHARED)  # two, of two key groups
+# A term by entry of the batch, head, query and key; and keys that a query sees.
+FUNCTIONS = name_of_functions(
+    functions_of(
+        "score: add(score, mul(add(t0:fp32[head, query], t1:fp32[batch, key]), n0:float32)) | "
+        "mask: or(eq(mod(add(add(head, query), key), 3), 0), lt(key, t2:int32[batch]))"
+    )
+)
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
 KERNELS = {
     "warps": Cached("attention_decode", 64, Mask.CAUSAL, False, (), WARPS),
@@ -48,6 +57,13 @@ KERNELS = {
     "dense-of-any-batch": NamedKernel("attention_decode", 64, Mask.CAUSAL, False, (), batch_invariant=True),
     "of-any-batch": Cached("attention_decode", 64, Mask.CAUSAL, False, (), batch_invariant=True),
     "chunk": Cached("attention_decode", 64, Mask.FULL, False, ("chunk",), WARPS),
+    "tree-mask": Cached("attention_decode", 64, Mask.FULL, False, ("tree_mask",), WARPS),
+    "mask": Cached("attention_decode", 64, Mask.CAUSAL, False, ("boolean_mask",), WARPS),
+    "prefix": Cached("attention_decode", 64, Mask.CAUSAL, False, ("prefix_len", "window"), ROW_GROUPS),
+    "functions": Cached("attention_decode", 64, Mask.FULL, False, (FUNCTIONS,), WARPS),
+    "all": Cached(
+        "attention_decode", 64, Mask.CAUSAL, False, ("bias", "boolean_mask", "chunk", "prefix_len", "sinks", "tree_mask"), ROW_GROUPS
+    ),
 }
 CACHED = tuple(name for name, kernel in KERNELS.items() if kernel.sequences is Sequences.CACHED)
 FAMILIES = ("attention_decode",)

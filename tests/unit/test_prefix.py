@@ -65,7 +65,7 @@ def test_families_take_it_or_say_why_not() -> None:
         and not all(family.refusals(dataclasses.replace(problem, operation=family.operation), target) for problem in problems)
     }
     backward = {f"attention_backward{kind}" for kind in ("", "_sm90", "_persistent_sm90", "_wide_sm90")}
-    assert takes == {"attention_forward", "attention_forward_sm90", *backward}
+    assert takes == {"attention_forward", "attention_forward_sm90", "attention_decode", *backward}
     with_dropout = dataclasses.replace(PROBLEM, operation="backward", modifiers=("dropout", "prefix_len"))
     (reason,) = find_family("attention_backward_persistent_sm90").refusals(with_dropout, target)
     assert reason.endswith("in these kernels; got dropout")

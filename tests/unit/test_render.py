@@ -26,7 +26,7 @@ from flashgen.codegen.modifier import Modifier, modifier_named, modifiers
 from flashgen.codegen.modifiers.traced import TracedModifier, name_of_functions
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import Dtype, Problem, Sequences
+from flashgen.codegen.problem import CacheDtype, Dtype, Problem, Sequences
 from flashgen.codegen.prune import END, MARK, pruned
 from flashgen.codegen.render import Atoms, Source, emulator_runtime, jinja_environment, render, render_program, traced
 from flashgen.codegen.score_chain import conditions
@@ -86,7 +86,7 @@ def packed_specs() -> list[KernelSpec]:
 
 
 def cached_specs() -> list[KernelSpec]:
-    """Of each family that computes sequences in a cache the first problem with them, with each modifier; and those of any batch."""
+    """Of each family that computes sequences in a cache the first problem with them, with each modifier; those of any batch; of e4m3."""
     found = []
     for family in families().values():
         problem, _, target = examples(family)[0]
@@ -95,9 +95,11 @@ def cached_specs() -> list[KernelSpec]:
         for kind in [(), *((name,) for name in family.modifiers)]:
             cached = dataclasses.replace(problem, sequences=Sequences.CACHED, modifiers=kind)
             of_any_batch = [dataclasses.replace(one, batch_invariant=True) for one in (problem, cached) if not kind]
-            for one in (cached, *of_any_batch):
-                if not family.refusals(one, target):
-                    found.append(KernelSpec(family, one, family.default(one, target), target))
+            of_e4m3 = [dataclasses.replace(cached, head_dim=64, head_dim_v=64, dtype_kv=CacheDtype.E4M3)] * (not kind)
+            newest = find_target("sm_90a")
+            for one, own in (*((one, target) for one in (cached, *of_any_batch)), *((one, newest) for one in of_e4m3)):
+                if not family.refusals(one, own):
+                    found.append(KernelSpec(family, one, family.default(one, own), own))
     return found
 
 

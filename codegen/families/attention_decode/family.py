@@ -19,6 +19,7 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem, Sequences
 from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
+from flashgen.codegen.seen_tiles import scatters
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
@@ -53,7 +54,9 @@ class AttentionDecode(Family):
 
     name = "attention_decode"
     revision = 2
-    modifiers = ("alibi", "chunk", "sinks", "softcap", "window")
+    modifiers = (
+        *("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "prefix_len", "sinks", "softcap", "traced", "tree_mask", "window"),
+    )
     preference = -1  # but for few queries, see preference_for
     template = "kernels/attention_decode.cu.j2"
     config_type = AttentionDecodeConfig
@@ -89,6 +92,8 @@ class AttentionDecode(Family):
         """See Family."""
         reasons = problem_reasons(problem, self.operation, self.modifiers, cached=True, invariant=True, e4m3=True)
         reasons += e4m3_reasons(problem, target)
+        if scatters(problem) and not problem.is_cached:
+            reasons.append("sequences must be cached with a mask_mod in these kernels, as others visit the tiles that it leaves; got dense")
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
         return reasons
@@ -154,10 +159,8 @@ class AttentionDecode(Family):
     def kernels(self, problem: Problem, config: AttentionDecodeConfig) -> tuple[KernelText, ...]:
         """See Family."""
         block = e4m3_block(cached_block(self.parameters), problem) if problem.is_cached else self.parameters
-        if problem.is_cached or problem.batch_invariant:
-            block = block.with_fields(Parameter("int", "unit"))
-        if problem.batch_invariant:
-            block = block.with_fields(Parameter("int", "slot_rows"))
+        own = ["unit"] * (problem.is_cached or problem.batch_invariant) + ["slot_rows"] * problem.batch_invariant
+        block = block.with_fields(*(Parameter("int", name) for name in own))
         return (KernelText(with_modifiers(block, problem)),)
 
     def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:

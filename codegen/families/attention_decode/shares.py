@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flashgen.codegen.attention import padded
 from flashgen.codegen.devices import Device
+from flashgen.codegen.modifier import opens_keys
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.workload import OPEN, Workload
 
@@ -95,6 +96,8 @@ def _key_tiles(config: AttentionDecodeConfig, problem: Problem, workload: Worklo
     """Key tiles of a work item, at most, from the first one that any of its rows sees."""
     w, keys = workload, workload.len_kv
     queries = min(w.len_q, (config.block_q - 1) // max(1, group) + 2)  # of an item, at most
+    if opens_keys(problem):  # from the first key on
+        w = replace(w, window_left=OPEN, window_right=OPEN, chunk=OPEN)
     if w.window_left != OPEN:
         right = min(w.window_right, 0) if problem.mask is Mask.CAUSAL else w.window_right
         keys = min(keys, max(1, queries + w.window_left + right))

@@ -10,7 +10,7 @@
 //% if learns
 <%= traced_gradients %>
 //% endif
-//% if traced_mask
+//% if traced_mask and not cached
 <%= traced_tiles %>
 // Of numbers that may be 0: then the other one.
 __device__ __forceinline__ constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
@@ -79,6 +79,13 @@ struct TracedLink : HidesNothing<TracedLink> {
     __device__ __forceinline__ bool visible(int query, int key) const { return functions.visible(batch, heads[0], query, key); }
     template <class Position, int kRowTiles, int kTiles>
     __device__ __forceinline__ void hide(float (&S)[kRowTiles][kTiles][4], const Position& position) const {
+//% if cached
+        // Rows are of any queries and heads.
+        for_each(S, position, [&](float& s, int head, int query, int key) {
+            if (!functions.visible(batch, head, query, key)) s = -infinity();
+        });
+    }
+//% else
         constexpr bool kRowsAreKeys = Position::kRowsAreKeys;
         constexpr int kAlike = common_divisor((kRowsAreKeys ? TracedTiles::kAlikeQueries : TracedTiles::kAlikeKeys) / 8, kTiles);
         constexpr int kTogether = 8, kUnrolled = TracedTiles::kIsShort ? kTogether : 1;  // tiles of columns; 32 scores of a lane
@@ -116,6 +123,7 @@ struct TracedLink : HidesNothing<TracedLink> {
         const SeenInTile seen = tiles.seen_in(batch, heads[0], tile);
         return tiles.kIsKnown || !seen.some || seen.all ? seen : look_at(*this, tile);
     }
+//% endif
 //% endif
 //% if bends
 

@@ -24,8 +24,14 @@ struct ItemRows {
     template <int kBlockKv, class Chain>
     __device__ __forceinline__ KeyTileRange<Chain::kHidesFirstKeys> key_tiles(const Chain& chain) const {
         const KeyRange of_first = chain.keys(query(0)), of_last = chain.keys(query(rows - 1));
+//% if opens
+        const int begin = chain.prefix > 0 ? 0 : of_first.begin;  // what lies between a prefix and other keys is visited, too
+        return {begin / kBlockKv, (of_last.begin + kBlockKv - 1) / kBlockKv, max(0, of_first.end) / kBlockKv,
+                (max(0, of_last.end) + kBlockKv - 1) / kBlockKv};
+//% else
         return {of_first.begin / kBlockKv, (of_last.begin + kBlockKv - 1) / kBlockKv, max(0, of_first.end) / kBlockKv,
                 (max(0, of_last.end) + kBlockKv - 1) / kBlockKv};
+//% endif
     }
 
     // Copies Q to shared memory; it is 0 where there is no row or column. All threads of the block take part.
@@ -57,7 +63,12 @@ struct ItemRows {
 #pragma unroll
                     for (int e = 0; e < 2; ++e) {
                         const int key = first_key + j * 8 + lane % 4 * 2 + e;
+//% if opens
+                        const bool is_before = Chain::kHidesFirstKeys && key < seen.begin && key >= chain.prefix;
+                        if (key >= seen.end || is_before) S[i][j][h * 2 + e] = -infinity();
+//% else
                         if (key >= seen.end || (Chain::kHidesFirstKeys && key < seen.begin)) S[i][j][h * 2 + e] = -infinity();
+//% endif
                     }
             }
     }
