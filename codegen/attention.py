@@ -28,6 +28,7 @@ ELEMENTS = {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}  # what kernels call the typ
 
 
 _DENSE: Mapping[str, tuple[int, ...]] = {}
+_NO_VIEWS: Mapping[str, View] = {}
 
 
 def attention_call(
@@ -70,13 +71,20 @@ def with_tokens(call: Call, tokens_q: int, tokens_kv: int, len_q: int, len_kv: i
 
 
 def with_pages(
-    call: Call, batch: int, len_q: int, pages: int, page_size: int, table_pages: int, strides: Mapping[str, tuple[int, ...]]
+    call: Call,
+    batch: int,
+    len_q: int,
+    pages: int,
+    page_size: int,
+    table_pages: int,
+    strides: Mapping[str, tuple[int, ...]],
+    of_modifiers: Mapping[str, View] = _NO_VIEWS,
 ) -> Call:
     """The call on a cache with other sizes, and other strides of q, k, v, out, block_table and descales, which are dense without.
 
-    Not for modifiers whose tensors have an element for each sequence, query or key.
+    of_modifiers: of their tensors that have axes
     """
-    views, w = dict(call.views), call.workload
+    views, w = {**call.views, **of_modifiers}, call.workload
     (_, _, heads_q, head_dim), (_, _, heads_kv, head_dim_v) = views["q"].sizes, views["v"].sizes
     views["q"] = view_of(((batch, len_q, heads_q, head_dim), strides["q"]))
     views["k"] = view_of(((pages, page_size, heads_kv, head_dim), strides["k"]))

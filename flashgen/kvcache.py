@@ -31,22 +31,15 @@ from .operators.plans import nobody_listens
 __all__ = ["attention_with_kvcache"]
 
 # alibi_slopes are refused before
-_MAY_REQUIRE_GRAD = ("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "sinks", "k_descale", "v_descale")
-_BY_SCORE = "a tensor with an element for each score has no kernels for caches yet"
-_BY_FUNCTION = "functions of positions have no kernels for caches yet"
+_MAY_REQUIRE_GRAD = ("q", "k_cache", "v_cache", "k", "v", "rotary_cos", "rotary_sin", "sinks", "bias", "k_descale", "v_descale")
 # Keywords of `attention` and of flash_attn_with_kvcache that this one refuses, and why.
 _REFUSED = {
     "layout": "q lies as (batch, len_q, heads, head_dim), and a cache as its strides say",
     "deterministic": "there are no gradients, and results are the same to the bit in every run",
     "dropout_p": "it is for training, a cache for inference",
     "document_ids": "each sequence has its own keys",
-    "bias": _BY_SCORE,
-    "mask": _BY_SCORE,
-    "prefix_len": "prefixes have no kernels for caches yet",
     "key_padding_mask": "cache_leftpad and cache_seqlens say which keys are used",
-    "score_mod": _BY_FUNCTION,
-    "mask_mod": _BY_FUNCTION,
-    "block_mask": _BY_FUNCTION,
+    "block_mask": "it is for lengths that are known, which here only the device knows: use mask_mod",
     "return_dropout_mask": "there is no dropout",
 }
 
@@ -73,6 +66,12 @@ def attention_with_kvcache(
     softcap: float | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
+    prefix_len: torch.Tensor | None = ...,
+    bias: torch.Tensor | None = ...,
+    mask: torch.Tensor | None = ...,
+    tree_mask: torch.Tensor | None = ...,
+    score_mod: Any = ...,
+    mask_mod: Any = ...,
     k_descale: torch.Tensor | None = ...,
     v_descale: torch.Tensor | None = ...,
     num_splits: int | None = ...,
@@ -102,6 +101,12 @@ def attention_with_kvcache(
     softcap: float | None = ...,
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
+    prefix_len: torch.Tensor | None = ...,
+    bias: torch.Tensor | None = ...,
+    mask: torch.Tensor | None = ...,
+    tree_mask: torch.Tensor | None = ...,
+    score_mod: Any = ...,
+    mask_mod: Any = ...,
     k_descale: torch.Tensor | None = ...,
     v_descale: torch.Tensor | None = ...,
     num_splits: int | None = ...,
@@ -130,6 +135,12 @@ def attention_with_kvcache(
     softcap: float | None = None,
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
+    prefix_len: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
+    tree_mask: torch.Tensor | None = None,
+    score_mod: Any = None,
+    mask_mod: Any = None,
     k_descale: torch.Tensor | None = None,
     v_descale: torch.Tensor | None = None,
     num_splits: int | None = None,
@@ -160,7 +171,17 @@ def attention_with_kvcache(
        attention is causal or has a window or chunks; else all queries have position cache_seqlens[b].
     rotary_interleaved: whether an element is rotated with the next one (GPT-J), or with that half of rotary_dim behind (GPT-NeoX, Llama)
     causal: query i of a sequence sees its keys j <= i + len_kv - len_q, of all that it has then, new ones included (aligned bottom-right)
-    scale, window, chunk, softcap, alibi_slopes, sinks: as `flashgen.attention` has them, with keys counted from cache_leftpad
+    scale, window, chunk, softcap, alibi_slopes, sinks, prefix_len: as `flashgen.attention` has them. What modifiers call key 0 is the first
+       key of a sequence that counts, behind cache_leftpad.
+    mask: bool, of a shape that broadcasts to [batch, heads_q, len_q, keys], of as many keys as a sequence has room for: query i of a
+       sequence sees its key j where element (i, j) is True, of those that all other masks let it see. Any strides.
+    tree_mask: bool, of a shape that broadcasts to [batch, heads_q, len_q, len_q]: a mask of the last len_q keys alone, as of guessed tokens
+       in a tree: query i sees key len_kv - len_q + j of its sequence where element (i, j) is True, and all keys before those. It is
+       aligned to the end of each sequence, as a mask is to its beginning: hence two keywords, as shapes could not tell them apart.
+    bias: q's dtype or fp32, of a mask's shapes: added to scaled scores, as `flashgen.attention` has it
+    score_mod, mask_mod: functions (score, batch, head, query, key) and (batch, head, query, key) as `flashgen.attention` has them: batch is
+       the number of the sequence, and query and key are counted from 0 in it. A tensor of lengths that they capture says where queries are.
+       What is built in is not found in them: a window, softcap, ALiBi or mask is faster by its own keyword.
     k_descale, v_descale: fp32, [batch, heads_kv] or broadcast to it: what elements of a float8_e4m3fn cache are multiplied by, 1 without.
        New keys and values are divided by them, rounded to nearest even, and at most the largest element, 448.
     num_splits: into how many parts keys are divided for more of the GPU at once. flashgen divides them by sizes and the number of SMs,
@@ -188,11 +209,22 @@ def attention_with_kvcache(
     given = NO_MODIFIERS
     is_local = False
     of_modifiers: tuple[torch.Tensor, ...] = ()
-    if window is not None or chunk is not None or softcap is not None or alibi_slopes is not None or sinks is not None:
+    if (  # written out: each call asks
+        window is not None
+        or chunk is not None
+        or softcap is not None
+        or alibi_slopes is not None
+        or sinks is not None
+        or prefix_len is not None
+        or bias is not None
+        or mask is not None
+        or tree_mask is not None
+        or score_mod is not None
+        or mask_mod is not None
+    ):
         require_bottom_right(causal)
-        causal, modified, known = modified_of_call(
-            causal, window, softcap, alibi_slopes, sinks, None, None, None, chunk, top_left=0, q=q
-        )  # fmt: skip
+        modifiers = (window, softcap, alibi_slopes, sinks, bias, mask, None, chunk, prefix_len, None, 0.0, score_mod, mask_mod)
+        causal, modified, known = modified_of_call(causal, *modifiers, top_left=0, q=q, tree_mask=tree_mask, knows_lengths=False)
         is_local = bool(modified) and ("window" in modified[0] or "chunk" in modified[0])
         if not is_dynamo_compiling():
             given, of_modifiers = (known, tuple(modified[3])) if modified and known is not None else asked(*modified)
@@ -240,8 +272,8 @@ def attention_with_kvcache(
     try:
         check_added_types(k, v, rotary_cos, rotary_sin, rotary_interleaved, num_splits, batch_invariant, has_lengths)
         check_cached_types(q, k_cache, v_cache, where, causal, scale, return_lse)
-        of_call = (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, sinks, k_descale, v_descale)
-        require_inference(dict(zip(_MAY_REQUIRE_GRAD, of_call, strict=True)))
+        of_call = (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, sinks, bias, k_descale, v_descale)
+        require_inference(dict(zip(_MAY_REQUIRE_GRAD, of_call, strict=True)), modified[3] if modified else ())
         if k is not None or rotary_cos is not None:
             if not is_compiling():  # no cache may change where attention cannot be computed
                 check_cached_call(q, k_cache, v_cache, where, causal, scale, batch_invariant, *asked(*modified))

@@ -17,8 +17,8 @@ import torch
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_named, modifier_operands
 from flashgen.codegen.modifiers import TRACED, listed_names
-from flashgen.codegen.operands import Operand
-from flashgen.codegen.operation import dense
+from flashgen.codegen.operands import Operand, View
+from flashgen.codegen.operation import dense, view_of
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
@@ -173,6 +173,13 @@ def tensor_strides(problem: Problem, tensors: Sequence[torch.Tensor]) -> dict[st
         last = own[-1:] if operand.is_strided else [1] * len(own[-1:])
         found[operand.name] = (*(0,) * missing, *own[:-1], *last)
     return found
+
+
+def tensor_views(problem: Problem, known: Mapping[str, int], tensors: Sequence[torch.Tensor]) -> dict[str, View]:
+    """Views of operands whose tensors have passed `check_tensors`, by name. known: as there."""
+    strides, sizes = tensor_strides(problem, tensors), {**vars(problem), **known}
+    operands = (operand for operand in modifier_operands(problem) if operand.axes)
+    return {operand.name: view_of((operand.sizes_in(sizes), strides[operand.name])) for operand in operands}
 
 
 def gradient_strides(problem: Problem, tensors: Sequence[torch.Tensor]) -> dict[str, tuple[int, ...]]:

@@ -1,7 +1,7 @@
 """What the arguments of a call on a KV cache must be: the checks for tensors on a GPU, on the CPU, fake and empty ones.
 
 Lengths, pages and padding are only on the device. Kernels clamp them, so that wrong ones reach nothing outside of the tensors; whoever
-wants to be told of them sets FLASHGEN_CHECK_SEQUENCES=1, which makes each call wait for the device.
+wants to be told of them sets FLASHGEN_CHECK_SEQUENCES=1 (cached_values.py), which makes each call wait for the device.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from .append_arguments import MOST_KEYS
 from .arguments import DTYPES, E4M3, TracedArgumentError, check_options, check_strides, problem_of, require_dense, require_initialized
 from .asked import check_tensors
 from .descales import check_descales, check_dtype, descales_fit
-from .packed_arguments import tell_of_capture
 
 _PLAIN = {torch.Tensor}
 
@@ -128,9 +127,14 @@ def check_cached_call(
     for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
         check_strides(name, tensor)
     if tensors:
-        known = {"batch": q.shape[0], "heads_q": q.shape[2], "heads_kv": k_cache.shape[2], "len_q": q.shape[1]}
-        check_tensors(problem, {**known, "len_kv": where.table_pages * k_cache.shape[1]}, q, tensors)
+        check_tensors(problem, sizes_of_modifiers(q, k_cache, where), q, tensors)
     return problem
+
+
+def sizes_of_modifiers(q: torch.Tensor, k_cache: torch.Tensor, where: CachedKeys) -> dict[str, int]:
+    """What axes of their operands name; len_kv: keys that a sequence has room for."""
+    known = {"batch": q.shape[0], "heads_q": q.shape[2], "heads_kv": k_cache.shape[2], "len_q": q.shape[1]}
+    return {**known, "len_kv": where.table_pages * k_cache.shape[1]}
 
 
 def check_cached_traced(*arguments: Any) -> None:
@@ -264,34 +268,3 @@ def cached_workload(q: torch.Tensor, k_cache: torch.Tensor, where: CachedKeys, m
     (batch, len_q, heads_q, _), (pages, page_size, heads_kv, _), table_pages = q.shape, k_cache.shape, where.table_pages
     of_pages = {"pages": pages, "page_size": page_size, "table_pages": table_pages}
     return Workload(batch, heads_q, heads_kv, len_q, table_pages * page_size, **dict(modifiers.sizes), **of_pages)
-
-
-def require_right_lengths(k_cache: torch.Tensor, where: CachedKeys, added: int = 0) -> None:
-    """Raises ArgumentError for the first length, padding or used entry of a table that is wrong. Waits for the device.
-
-    added: keys that the call appends. It cannot while a CUDA graph is being captured, and says so once.
-    """
-    if k_cache.is_cuda and torch.cuda.is_current_stream_capturing():
-        return tell_of_capture()
-    pages, page_size = k_cache.shape[:2]
-    most, lengths = where.table_pages * page_size - added, where.cache_seqlens.tolist()
-    for b, length in enumerate(lengths):
-        if not 0 <= length <= most:
-            more = f" before {added} more" if added else ""
-            raise ArgumentError(
-                f"cache_seqlens must be from 0 to the keys that a sequence may have{more}, {most}; got {length} in entry {b}"
-            )
-    for b, padding in enumerate([] if where.cache_leftpad is None else where.cache_leftpad.tolist()):
-        if not 0 <= padding <= lengths[b]:
-            raise ArgumentError(f"cache_leftpad must be from 0 to the length {lengths[b]} of sequence {b}; got {padding}")
-    if where.table is None:
-        return
-    name, rows = (
-        ("block_table" if where.block_table is not None else "cache_batch_idx"),
-        [row if isinstance(row, list) else [row] for row in where.table.tolist()],
-    )
-    for b, (row, length) in enumerate(zip(rows, lengths, strict=True)):
-        used = -(-(length + added) // page_size) if page_size else 0
-        for at, page in enumerate(row[:used]):
-            if not 0 <= page < pages:
-                raise ArgumentError(f"{name} must name pages from 0 to {pages - 1}; got {page} in entry {at} of sequence {b}")

@@ -10,15 +10,15 @@ import torch
 from flashgen.codegen.attention import attention_call, with_pages
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
-from flashgen.codegen.operands import Call
+from flashgen.codegen.operands import Call, View
 from flashgen.codegen.operation import dense
 
 from ..selection.families import families_for
 from . import gpu
 from .arguments import ALIGNMENT, check_strides, require_memory
-from .asked import tensor_strides
+from .asked import check_tensors, tensor_strides, tensor_views
 from .bound import BoundCall
-from .cached_arguments import CachedKeys, cache_fits, cached_workload, check_cached_call
+from .cached_arguments import CachedKeys, cache_fits, cached_workload, check_cached_call, sizes_of_modifiers
 from .descales import descale_strides
 from .untraced import untraced
 
@@ -62,8 +62,10 @@ class CachedPlan:
         self.run = self._runner(q, v_cache, self.call)
         gpu.require_context(q.device.index)
 
-    def with_sizes(self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, where: CachedKeys) -> CachedPlan | None:
-        """The plan of a call that differs from this plan's `call` in sizes and strides of its own tensors alone, but for heads and widths.
+    def with_sizes(
+        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, where: CachedKeys, tensors: Sequence[torch.Tensor] = ()
+    ) -> CachedPlan | None:
+        """The plan of a call that differs from this plan's `call` in sizes and strides of tensors alone, but for heads and widths.
 
         Only that is checked again. None where somebody must look closer: at what is wrong, or at a call without queries.
         """
@@ -75,7 +77,13 @@ class CachedPlan:
         sizes = q.shape[0], q.shape[1], k_cache.shape[0], k_cache.shape[1], where.table_pages
         other = object.__new__(CachedPlan)
         other.__dict__.update(self.__dict__, call=None, before=None)
-        other.run = other._runner(q, v_cache, with_pages(self.call, *sizes, cached_strides(q, k_cache, v_cache, where)))
+        of_modifiers: dict[str, View] = {}
+        if tensors:
+            known = sizes_of_modifiers(q, k_cache, where)
+            check_tensors(self.call.problem, known, q, tensors)
+            of_modifiers = tensor_views(self.call.problem, known, tensors)
+        call = with_pages(self.call, *sizes, cached_strides(q, k_cache, v_cache, where), of_modifiers)
+        other.run = other._runner(q, v_cache, call)
         return other
 
     def _runner(self, q: torch.Tensor, v_cache: torch.Tensor, call: Call | None) -> CachedRun:

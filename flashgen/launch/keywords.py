@@ -56,22 +56,27 @@ def modified_of_call(
     q: Any = None,
     call: CallOf | None = None,
     seed_waits: bool = False,
+    tree_mask: torch.Tensor | None = None,
+    knows_lengths: bool = True,
 ) -> tuple[bool, Modified | tuple[()], Given | None]:
     """Whether the mask is causal, and what operators are told of modifiers: also as `asked` gives it, where that is known.
 
     Where OF_KEYS or UNDRAWN is among the names of that, operators are told what `complete` makes of it.
     top_left: see `Seen.of`; q: on whose device a seed is drawn, by PyTorch's generator; call: what functions are for; seed_waits: whether
-    the seed may be drawn later, where nobody keeps it. Raises ArgumentError.
+    the seed may be drawn later, where nobody keeps it; knows_lengths: whether len_q - len_kv is known: else a mask_mod has no
+    window that becomes the call's. Raises ArgumentError.
     """
     traced, known, is_alone = None, None, False
     if block_mask is not None:
         score_mod, mask_mod = with_block_mask(score_mod, mask_mod, block_mask, call)
     if score_mod is not None or mask_mod is not None:
         if is_dynamo_compiling():
-            traced = recorded_call(score_mod, mask_mod, top_left, window is None and prefix_len is None, getattr(q, "device", None))
+            takes_window = window is None and prefix_len is None and knows_lengths
+            traced = recorded_call(score_mod, mask_mod, top_left, takes_window, getattr(q, "device", None))
         else:
             own = softcap, alibi_slopes is not None, bias is not None, mask is not None or key_padding_mask is not None
-            known, captured = known_functions(score_mod, mask_mod, call, causal, window, prefix_len is not None, top_left, own)
+            opens = prefix_len is not None or not knows_lengths
+            known, captured = known_functions(score_mod, mask_mod, call, causal, window, opens, top_left, own)
             is_alone = (  # of types of which equal values are the same
                 type(causal) is bool
                 and window is None
@@ -80,6 +85,7 @@ def modified_of_call(
                 and sinks is None
                 and prefix_len is None
                 and document_ids is None
+                and tree_mask is None
                 and type(dropout_p) is float
                 and dropout_p == 0
             )
@@ -131,6 +137,9 @@ def modified_of_call(
     if traced is not None and traced.name:
         names.append(traced.name)
         tensors.extend(traced.tensors)
+    if tree_mask is not None:
+        names.append("tree_mask")
+        tensors.append(_tensor("tree_mask", tree_mask))
     told: Answer
     if window is None and chunk is None and not is_dynamo_compiling() and type(causal) is bool and type(softcap) in _FLOAT_OR_NONE:
         told = _remembered_alone(causal, softcap, dropped, tuple(names))  # as most calls are, in short

@@ -16,7 +16,8 @@ from ..launch import packed_arguments
 from ..launch.append_arguments import CHUNK, MOST_KEYS, AppendTensors, check_append, check_append_traced
 from ..launch.append_plan import AppendPlan, AppendRun, rotated_shape
 from ..launch.asked import require_no_gradient
-from ..launch.cached_arguments import CachedKeys, require_right_lengths
+from ..launch.cached_arguments import CachedKeys
+from ..launch.cached_values import require_right_lengths
 from ..launch.private_names import knows_tensors, tensor_guard
 from ..launch.untraced import untraced
 from ..selection import loaded

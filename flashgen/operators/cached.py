@@ -17,7 +17,8 @@ from flashgen.codegen.workload import Workload
 
 from ..launch import packed_arguments
 from ..launch.asked import asked
-from ..launch.cached_arguments import check_cached_call, check_cached_traced, require_right_lengths
+from ..launch.cached_arguments import check_cached_call, check_cached_traced
+from ..launch.cached_values import require_right_lengths
 from ..launch.untraced import untraced
 from .cached_plans import OPTIONAL, CachedOptions, cached_checks, cached_plan_for
 from .gradients import NoDerivativeError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -39,11 +40,15 @@ def lengths_in_memory(q: Any, k_cache: Any, block_table: Any, length: Any, k: An
     return q.new_full((q.shape[0],), wanted, dtype=torch.int32)
 
 
-def require_inference(named: dict[str, torch.Tensor | None]) -> None:
-    """Raises ArgumentError for a tensor of which a gradient may be asked, and NoDerivativeError under the transforms of torch.func."""
+def require_inference(named: dict[str, torch.Tensor | None], of_modifiers: Sequence[torch.Tensor]) -> None:
+    """Raises ArgumentError for a tensor of which a gradient may be asked, and NoDerivativeError under the transforms of torch.func.
+
+    of_modifiers: all of theirs, of which functions may capture some that have no name
+    """
     q, k_cache, v_cache, *others = [tensor for tensor in named.values() if tensor is not None]
-    if is_differentiated(q, k_cache, v_cache, *others):
-        for name, tensor in ({} if is_transformed() else named).items():
+    if is_differentiated(q, k_cache, v_cache, *others, *of_modifiers):
+        captured = [("what score_mod and mask_mod capture", tensor) for tensor in of_modifiers]
+        for name, tensor in [] if is_transformed() else [*named.items(), *captured]:
             if tensor is not None and tensor.requires_grad:
                 rule = "must not require grad, as attention_with_kvcache has no gradients: use torch.no_grad(), or detach it"
                 raise ArgumentError(f"{name} {rule}; got requires_grad=True")

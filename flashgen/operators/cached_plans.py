@@ -127,11 +127,8 @@ def _but_for_sizes(key: tuple[Any, ...]) -> tuple[Any, ...] | None:
     (of_q, of_k, of_v, *others), options, generation = key
     if not len(of_q[0]) == len(of_k[0]) == len(of_v[0]) == 4:
         return None
-    of_modifiers = tuple(others[CachedOptions(*options).first_of_modifiers - 3 :])
-    if max([len(shape) for shape, *_ in of_modifiers], default=0) > 1:
-        return None
-    batch = of_q[0][0] if of_modifiers else None
-    return of_q[0][2:], of_q[2:], of_k[0][2:], of_k[2:], of_v[0][2:], of_v[2:], of_modifiers, batch, options, generation
+    of_modifiers = tuple([one[2:] for one in others[CachedOptions(*options).first_of_modifiers - 3 :]])
+    return of_q[0][2:], of_q[2:], of_k[0][2:], of_k[2:], of_v[0][2:], of_v[2:], of_modifiers, options, generation
 
 
 def _new_plan(key: tuple[Any, ...], tensors: Sequence[torch.Tensor], options: CachedOptions) -> _Plan:
@@ -142,7 +139,7 @@ def _new_plan(key: tuple[Any, ...], tensors: Sequence[torch.Tensor], options: Ca
     but_for_sizes = _but_for_sizes(key)
     known = alike.get(but_for_sizes) if but_for_sizes is not None else None
     if known is not None:
-        other = known.with_sizes(tensors[0], tensors[1], tensors[2], options.where(tensors))
+        other = known.with_sizes(tensors[0], tensors[1], tensors[2], options.where(tensors), tensors[options.first_of_modifiers :])
         if other is not None:
             return plans.kept(_plans(), key, other)
     plan = CachedPlan(*cached_checks(tensors, options))

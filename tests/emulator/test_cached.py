@@ -14,13 +14,11 @@ import torch
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import ORDERS, EmulationOrder, Schedule
 from flashgen.codegen.devices import device_of_target
-from flashgen.codegen.expressions.functions import functions_of
 from flashgen.codegen.families.attention_decode import shares
 from flashgen.codegen.families.attention_decode.config import AttentionDecodeConfig
 from flashgen.codegen.families.attention_forward.config import QueryPlace
 from flashgen.codegen.family import find_family
 from flashgen.codegen.modifier import with_sizes_to_verify
-from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.operands import Role
 from flashgen.codegen.problem import Mask, Sequences
 from flashgen.codegen.render import Atoms, Source
@@ -32,7 +30,7 @@ from flashgen.launch.tensors import Tensors
 from flashgen.numerics.caches import cached_keys, poison_unused
 from flashgen.numerics.rule import Verdict
 from flashgen.verification.expected import Expected
-from tests.support.cached_cases import CachedCase, random_cached_cases, with_wrong_values
+from tests.support.cached_cases import TRACED, CachedCase, random_cached_cases, with_wrong_values
 from tests.support.fault import Fault
 from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, planned_cases, planned_faults
 from tests.support.plan import every_case, few_of
@@ -41,13 +39,6 @@ from tests.support.runs import LIMITS, emulated_kernel, emulated_text
 Cached = partial(NamedKernel, sequences=Sequences.CACHED)
 WARPS = AttentionDecodeConfig(16, 16, 32, 2, 3, QueryPlace.REGISTERS)  # two, each with keys of its own
 ROW_GROUPS = AttentionDecodeConfig(32, 16, 32, 4, 2, QueryPlace.SHARED)  # two, of two key groups
-# A term by entry of the batch, head, query and key; and keys that a query sees.
-FUNCTIONS = name_of_functions(
-    functions_of(
-        "score: add(score, mul(add(t0:fp32[head, query], t1:fp32[batch, key]), n0:float32)) | "
-        "mask: or(eq(mod(add(add(head, query), key), 3), 0), lt(key, t2:int32[batch]))"
-    )
-)
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
 KERNELS = {
     "warps": Cached("attention_decode", 64, Mask.CAUSAL, False, (), WARPS),
@@ -60,7 +51,7 @@ KERNELS = {
     "tree-mask": Cached("attention_decode", 64, Mask.FULL, False, ("tree_mask",), WARPS),
     "mask": Cached("attention_decode", 64, Mask.CAUSAL, False, ("boolean_mask",), WARPS),
     "prefix": Cached("attention_decode", 64, Mask.CAUSAL, False, ("prefix_len", "window"), ROW_GROUPS),
-    "functions": Cached("attention_decode", 64, Mask.FULL, False, (FUNCTIONS,), WARPS),
+    "functions": Cached("attention_decode", 64, Mask.FULL, False, (TRACED,), WARPS),
     "all": Cached(
         "attention_decode", 64, Mask.CAUSAL, False, ("bias", "boolean_mask", "chunk", "prefix_len", "sinks", "tree_mask"), ROW_GROUPS
     ),
@@ -320,6 +311,24 @@ SPLITS = [
         "parts-of-one-split-fewer", "return {head.first, head.count, true}", "return {head.first, head.count - 1, true}", "of-any-batch"
     ),
 ]
+_FIRST_COLUMN = "position.first_column + lane_index() % 4 * 2, columns"
+MODIFIED = [
+    fault_of(
+        "mask-of-the-first-head", "of_row[1] = of_batch + second_head * head_step", "of_row[1] = of_batch + first_head * head_step", "mask"
+    ),
+    fault_of("mask-of-the-first-query", "min(position.row(i, h), rows - 1)", "min(position.row(i, 0), rows - 1)", "mask"),
+    fault_of("mask-of-the-first-sequence", "first + batch * batch_step", "first + 0 * batch_step", "mask"),
+    fault_of("mask-by-positions-with-padding", _FIRST_COLUMN, f"5 + {_FIRST_COLUMN}", "mask"),
+    fault_of("tree-mask-from-the-first-key", "                len_kv - len_q};", "                0};", "tree-mask"),
+    fault_of("tree-mask-one-off", "                len_kv - len_q};", "                len_kv - len_q - 1};", "tree-mask"),
+    fault_of("tree-mask-tile-left-out", "kTiles * 8 <= first_key", "kTiles * 8 <= first_key + 8", "tree-mask"),
+    fault_of("tree-mask-of-the-first-head", "own = of_row[h] + ", "own = of_row[0] + ", "tree-mask"),
+    fault_of("prefix-of-the-first-sequence", "lengths[batch], len_kv", "lengths[0], len_kv", "prefix"),
+    fault_of("prefix-hidden-by-the-window", "key < seen.begin && key >= chain.prefix", "key < seen.begin", "prefix"),
+    fault_of("tiles-of-the-window-alone", "chain.prefix > 0 ? 0 : of_first.begin", "of_first.begin", "prefix"),
+    fault_of("functions-of-the-first-head", "heads[Position::kTwoHeads * (e / 2)]", "heads[0]", "functions"),
+    fault_of("functions-of-the-first-sequence", "batch = entry, heads[0]", "batch = 0, heads[0]", "functions"),
+]
 WRONG = [
     fault_of("page-not-clamped", "min(max(entry, 0), pages - 1)", "max(entry, 0)", "warps"),
     fault_of("page-below-0", "min(max(entry, 0), pages - 1)", "min(entry, pages - 1)", "warps"),
@@ -358,6 +367,12 @@ def test_a_fault_of_many_sequences_shows(kernel: str, planted: Fault) -> None:
 def test_a_fault_of_splits_shows(kernel: str, planted: Fault) -> None:
     shape = Shape((4300, 2048, 60), 48, 90, heads=(3, 1))
     assert shows(kernel, planted, [(drawn(KERNELS[kernel].spec(), shape), 2)])
+
+
+@pytest.mark.parametrize(("kernel", "planted"), planned_faults(MODIFIED, KERNELS))
+def test_a_fault_of_modifiers_shows(kernel: str, planted: Fault) -> None:
+    spec = KERNELS[kernel].spec()
+    assert shows(kernel, planted, [(drawn(spec, SHAPES[name]), SM_COUNT) for name in ("p48", "p16", "one-page")])
 
 
 @pytest.mark.parametrize(("kernel", "planted"), planned_faults(WRONG, KERNELS))

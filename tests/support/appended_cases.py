@@ -21,7 +21,7 @@ from flashgen.launch.tensors import Tensors
 from flashgen.numerics.append import rotated
 from flashgen.numerics.caches import cached_keys
 from flashgen.operators.append import append_to_cache
-from tests.support.cached_cases import CachedCase, random_cached_cases
+from tests.support.cached_cases import TRACED, CachedCase, random_cached_cases
 from tests.support.packed_cases import guarded_ints
 
 FLOATS = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # half the distance of numbers next to 1
@@ -137,7 +137,24 @@ def _of_modifiers(case: CachedCase, tensors: Tensors) -> dict[str, Any]:
         found["chunk"] = w.chunk
     if "softcap" in names:
         found["softcap"] = tensors.call().scalars["softcap"]
-    return found | {name: tensors[name] for name in ("alibi_slopes", "sinks") if name in tensors}
+    if TRACED in names:
+        found |= _functions(tensors)
+    given = ("alibi_slopes", "sinks", "bias", "mask", "tree_mask", "prefix_len")
+    return found | {name: tensors[name] for name in given if name in tensors}
+
+
+def _functions(tensors: Tensors) -> dict[str, Any]:
+    """Those of `TRACED`."""
+    of_rows, of_keys, lengths = (tensors[f"traced_t{i}"] for i in range(3))
+    factor = tensors.call().scalars["traced_number_n0"]
+
+    def score_mod(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return score + (of_rows[head, query] + of_keys[batch, key]) * factor
+
+    def mask_mod(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return ((key + query + head) % 3 == 0) | (key < lengths[batch])
+
+    return {"score_mod": score_mod, "mask_mod": mask_mod}
 
 
 def random_appended_cases(count: int, seed: int, **limits: int) -> list[AppendedCase]:

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flashgen.codegen.modifier import with_sizes_to_verify
+from flashgen.codegen.expressions.functions import functions_of
+from flashgen.codegen.modifier import reads_scores, with_sizes_to_verify
+from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.workload import Workload
 from flashgen.launch.tensors import Tensors
@@ -28,6 +30,13 @@ def _problem(dtype: Dtype, head_dim: int, head_dim_v: int, mask: Mask, *modifier
     return Problem(dtype, head_dim, head_dim_v, mask, modifiers=modifiers, sequences=Sequences.CACHED)
 
 
+# A term by the entry of the batch, the head, the query and the key; and keys that a query sees.
+TRACED = name_of_functions(
+    functions_of(
+        "score: add(score, mul(add(t0:fp32[head, query], t1:fp32[batch, key]), n0:float32)) | "
+        "mask: or(eq(mod(add(add(head, query), key), 3), 0), lt(key, t2:int32[batch]))"
+    )
+)
 BF16, FP16, FULL, CAUSAL = Dtype.BF16, Dtype.FP16, Mask.FULL, Mask.CAUSAL
 # Few, as each is a kernel to compile for each family.
 PROBLEMS = (
@@ -38,6 +47,10 @@ PROBLEMS = (
     _problem(BF16, 64, 64, CAUSAL, "alibi"),
     _problem(BF16, 128, 128, CAUSAL, "sinks"),
     _problem(FP16, 128, 128, CAUSAL, "softcap", "window"),
+    _problem(BF16, 128, 128, CAUSAL, "boolean_mask"),
+    _problem(BF16, 64, 64, FULL, "tree_mask"),
+    _problem(BF16, 64, 64, CAUSAL, "prefix_len", "window"),
+    _problem(FP16, 128, 128, FULL, "bias", TRACED),
 )
 LAYOUTS = ("rows", "apart", "heads", "slices")
 
@@ -141,7 +154,8 @@ def _random_case(rng: random.Random, index: int, longest: int, pairs: int) -> Ca
     len_q = rng.choice((1, 1, 1, 2, 3, 5, 16, 70))
     heads = heads_kv * group
     lengths = [_length(rng, longest) for _ in range(batch)]
-    while sum(lengths) * len_q * heads > pairs:
+    all_have_room = reads_scores(problem)  # tensors have elements of all keys that a sequence has room for
+    while (len(lengths) * max(lengths) if all_have_room else sum(lengths)) * len_q * heads > pairs:
         lengths = [length - length // 3 for length in lengths]
         len_q = max(1, len_q - len_q // 3)
     while sum(min(len_q, length) for length in lengths) * heads < MIN_ROWS:  # few sequences get others beside them

@@ -184,7 +184,7 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda a: None, r"^q must be on a CUDA device; got cpu\. FLASHGEN_CPU=1 "),
     *(
         (lambda a, name=name: a.update({name: True}), rf"^{name} must be left out of flashgen\.attention_with_kvcache: ")
-        for name in ("layout", "deterministic", "dropout_p", "document_ids", "bias", "mask", "key_padding_mask", "score_mod")
+        for name in ("layout", "deterministic", "dropout_p", "document_ids", "key_padding_mask", "block_mask", "return_dropout_mask")
     ),
 ]
 

@@ -515,6 +515,34 @@ def test_tensors_of_modifiers_must_fit_another_batch(bound: list[Bound]) -> None
         plan_of(*given(OnGpu, batch=2, modifiers=slopes, others=(OnGpu(torch.zeros(3, 4)),)))
 
 
+def with_masks(**changes: Any) -> Arguments:
+    """A mask of all keys that there is room for, and one of the last keys."""
+    a: dict[str, Any] = {"batch": 3, "len_q": 2, "page_size": 8, "table": 3, **changes}
+    masks = torch.ones(a["batch"], 1, a["len_q"], a["table"] * a["page_size"]), torch.ones(a["len_q"], a["len_q"])
+    return given(OnGpu, modifiers=Given(("boolean_mask", "tree_mask")), others=tuple(OnGpu(mask.bool()) for mask in masks), **changes)
+
+
+@pytest.mark.parametrize("changes", CHANGES)
+def test_tensors_of_scores_are_those_of_other_sizes(bound: list[Bound], changes: dict[str, Any]) -> None:
+    plan_of(*with_masks())
+    plan_of(*with_masks(**changes))
+    plans._LOCAL.__dict__.clear()
+    plan_of(*with_masks(**changes))
+    assert bound[-2].call == bound[-1].call
+
+
+@pytest.mark.parametrize(
+    ("changes", "at", "name"), [({"table": 7}, -2, "mask"), ({"len_q": 5}, -2, "mask"), ({"len_q": 5}, -1, "tree_mask")]
+)
+def test_tensors_of_scores_must_fit_other_sizes(bound: list[Bound], changes: dict[str, Any], at: int, name: str) -> None:
+    first, options = with_masks()
+    plan_of(first, options)
+    tensors, _ = with_masks(**changes)
+    tensors[at] = first[at]
+    with pytest.raises(ArgumentError, match=rf"^{name} must have the shape "):
+        plan_of(tensors, options)
+
+
 def test_other_sizes_take_little_python(bound: list[Bound], monkeypatch: pytest.MonkeyPatch) -> None:
     """Counted, as times depend on the machine; what the family and the binding take is not in it."""
     monkeypatch.setattr(cached_arguments, "_PLAIN", {torch.Tensor, OnGpu})
