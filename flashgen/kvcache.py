@@ -24,7 +24,7 @@ from .launch.keywords import modified_of_call
 from .launch.refused_keywords import refuse_keywords
 from .operators.append import append_to_cache
 from .operators.cached import attention_cached_forward, attention_cached_output
-from .operators.cached_call import lengths_in_memory, require_inference
+from .operators.cached_call import call_on_cache, lengths_in_memory, require_inference
 from .operators.cached_plans import APPENDED, BATCH_IDX, K_DESCALE, LEFTPAD, ROTARY, TABLE, V_DESCALE, cached_run_at_hand
 from .operators.plans import nobody_listens
 
@@ -181,7 +181,7 @@ def attention_with_kvcache(
     bias: q's dtype or fp32, of a mask's shapes: added to scaled scores, as `flashgen.attention` has it
     score_mod, mask_mod: functions (score, batch, head, query, key) and (batch, head, query, key) as `flashgen.attention` has them: batch is
        the number of the sequence, and query and key are counted from 0 in it. A tensor of lengths that they capture says where queries are.
-       What is built in is not found in them: a window, softcap, ALiBi or mask is faster by its own keyword.
+       A window or ALiBi is not found in them, as those go by lengths: they are faster by keywords of their own.
     k_descale, v_descale: fp32, [batch, heads_kv] or broadcast to it: what elements of a float8_e4m3fn cache are multiplied by, 1 without.
        New keys and values are divided by them, rounded to nearest even, and at most the largest element, 448.
     num_splits: into how many parts keys are divided for more of the GPU at once. flashgen divides them by sizes and the number of SMs,
@@ -224,7 +224,8 @@ def attention_with_kvcache(
     ):
         require_bottom_right(causal)
         modifiers = (window, softcap, alibi_slopes, sinks, bias, mask, None, chunk, prefix_len, None, 0.0, score_mod, mask_mod)
-        causal, modified, known = modified_of_call(causal, *modifiers, top_left=0, q=q, tree_mask=tree_mask, knows_lengths=False)
+        call = None if score_mod is None and mask_mod is None else call_on_cache(q, k_cache, block_table, scale)
+        causal, modified, known = modified_of_call(causal, *modifiers, top_left=None, q=q, call=call, tree_mask=tree_mask)
         is_local = bool(modified) and ("window" in modified[0] or "chunk" in modified[0])
         if not is_dynamo_compiling():
             given, of_modifiers = (known, tuple(modified[3])) if modified and known is not None else asked(*modified)

@@ -41,8 +41,14 @@ def kinds(device: str, calls: int) -> dict[str, Callable[[], object]]:
     table = torch.zeros(BATCH, WIDTH, device=device, dtype=torch.int32)
     again, new = itertools.cycle(range(WIDTH + 1, WIDTH + 1 + calls)), itertools.count(WIDTH + calls + 1)
 
-    def paged(table: torch.Tensor) -> object:
-        return attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=table, causal=True)
+    mask, tree_mask = (torch.ones(BATCH, 1, 1, keys, device=device, dtype=torch.bool) for keys in (WIDTH * PAGE, 1))
+    slopes = torch.zeros(HEADS, device=device)
+
+    def paged(table: torch.Tensor, **options: Any) -> object:
+        return attention_with_kvcache(q, k_cache, v_cache, cache_seqlens=lengths, block_table=table, causal=True, **options)
+
+    def score_mod(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return score + slopes[head] * (key - lengths[batch])
 
     def appended(table: torch.Tensor) -> object:
         rotary: dict[str, Any] = {"rotary_cos": cos, "rotary_sin": sin}
@@ -52,6 +58,9 @@ def kinds(device: str, calls: int) -> dict[str, Callable[[], object]]:
         "dense cache": lambda: attention_with_kvcache(q, dense_k, dense_v, cache_seqlens=lengths, causal=True),
         "pages": lambda: paged(table),
         "pages, appended and rotated": lambda: appended(table),
+        "pages, a mask": lambda: paged(table, mask=mask),
+        "pages, a tree mask": lambda: paged(table, tree_mask=tree_mask),
+        "pages, a score_mod": lambda: paged(table, score_mod=score_mod),
         "one length, dense cache": lambda: attention_with_kvcache(q, dense_k, dense_v, cache_seqlens=1000, causal=True),
         "pages, again": lambda: paged(wide[:, : next(again)]),
         "pages, new": lambda: paged(wide[:, : next(new)]),

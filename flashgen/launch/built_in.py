@@ -27,8 +27,8 @@ _AXES = 4  # of a tensor of which each score has an element: batch, head, query,
 Sizes = tuple[int, int, int, int]  # batch, heads_q, len_q, len_kv
 CallOf = tuple[Sizes, torch.Tensor, float | None]
 """What of a call functions are asked for: its sizes, q and the scale, which nobody has checked yet."""
-SeenKeys = tuple[Causal, Ends | None, bool, int]
-"""Which keys queries see: causal, window, whether a prefix shows some that these two hide, and `top_left` of `Seen.of`."""
+SeenKeys = tuple[Causal, Ends | None, bool, int | None]
+"""Which keys queries see: causal, window, whether a prefix shows some that these two hide, and `top_left` of `modified_of_call`."""
 Own = tuple[float | None, bool, bool, bool]
 """What keywords the call has of its own: its softcap, whether there are alibi_slopes, a bias, a mask."""
 
@@ -66,7 +66,7 @@ def built_in(
 ) -> BuiltIn:
     """See the module's docstring. `tensors` are t0, t1, ... of the functions, and `numbers` n0, n1, ..."""
     sizes, q, scale = call
-    facts = _Facts(sizes, q.dtype, q.device, scale, *own, _hides_later_keys(seen))
+    facts = _Facts(sizes, q.dtype, q.device, scale, *own, _hides_later_keys(seen), seen[3] is not None)
     softcap, slopes, bias, of_mask = None, None, None, None
     sources: list[int | None] = [None, None, None]
     rest, rest_of_mask = score, mask
@@ -76,7 +76,7 @@ def built_in(
             softcap = _cap(capped, numbers)
             rest = rest if softcap is None else replaced(rest, capped.node, SCORE)
         alibi, element = added_forms(rest)
-        if alibi is not None and not facts.has_alibi:
+        if alibi is not None and not facts.has_alibi and facts.knows_lengths:
             slopes = _alibi_slopes(alibi, tensors, numbers, facts)
             sources[0] = _index(alibi.slope) if alibi.slope.operation == "load" else None
             rest = rest if slopes is None else replaced(rest, alibi.node, _ZERO)
@@ -95,7 +95,10 @@ def built_in(
 
 
 class _Facts(NamedTuple):
-    """What of a call decides. hides_later_keys: whether query i sees no keys beyond i + len_kv - len_q."""
+    """What of a call decides.
+
+    hides_later_keys: whether query i sees no keys beyond i + len_kv - len_q; knows_lengths: whether these lengths are known here
+    """
 
     sizes: Sizes
     dtype: torch.dtype
@@ -106,6 +109,7 @@ class _Facts(NamedTuple):
     has_bias: bool
     has_mask: bool
     hides_later_keys: bool
+    knows_lengths: bool
 
 
 def _hides_later_keys(seen: SeenKeys) -> bool:

@@ -52,31 +52,28 @@ def modified_of_call(
     mask_mod: Any = None,
     block_mask: Any = None,
     *,
-    top_left: int,
+    top_left: int | None,
     q: Any = None,
     call: CallOf | None = None,
     seed_waits: bool = False,
     tree_mask: torch.Tensor | None = None,
-    knows_lengths: bool = True,
 ) -> tuple[bool, Modified | tuple[()], Given | None]:
     """Whether the mask is causal, and what operators are told of modifiers: also as `asked` gives it, where that is known.
 
     Where OF_KEYS or UNDRAWN is among the names of that, operators are told what `complete` makes of it.
-    top_left: see `Seen.of`; q: on whose device a seed is drawn, by PyTorch's generator; call: what functions are for; seed_waits: whether
-    the seed may be drawn later, where nobody keeps it; knows_lengths: whether len_q - len_kv is known: else a mask_mod has no
-    window that becomes the call's. Raises ArgumentError.
+    top_left: see `Seen.of`, None where only the device knows lengths: then functions have no window and no ALiBi; q: on whose device
+    a seed is drawn, by PyTorch's generator; call: what functions are for; seed_waits: whether the seed may be drawn later, where nobody
+    keeps it. Raises ArgumentError.
     """
     traced, known, is_alone = None, None, False
     if block_mask is not None:
         score_mod, mask_mod = with_block_mask(score_mod, mask_mod, block_mask, call)
     if score_mod is not None or mask_mod is not None:
         if is_dynamo_compiling():
-            takes_window = window is None and prefix_len is None and knows_lengths
-            traced = recorded_call(score_mod, mask_mod, top_left, takes_window, getattr(q, "device", None))
+            traced = recorded_call(score_mod, mask_mod, top_left, window is None and prefix_len is None, getattr(q, "device", None))
         else:
             own = softcap, alibi_slopes is not None, bias is not None, mask is not None or key_padding_mask is not None
-            opens = prefix_len is not None or not knows_lengths
-            known, captured = known_functions(score_mod, mask_mod, call, causal, window, opens, top_left, own)
+            known, captured = known_functions(score_mod, mask_mod, call, causal, window, prefix_len is not None, top_left, own)
             is_alone = (  # of types of which equal values are the same
                 type(causal) is bool
                 and window is None
@@ -144,7 +141,7 @@ def modified_of_call(
     if window is None and chunk is None and not is_dynamo_compiling() and type(causal) is bool and type(softcap) in _FLOAT_OR_NONE:
         told = _remembered_alone(causal, softcap, dropped, tuple(names))  # as most calls are, in short
     else:
-        told = _told_of(causal, window, chunk, top_left, softcap, dropped, tuple(names))
+        told = _told_of(causal, window, chunk, top_left or 0, softcap, dropped, tuple(names))
     if traced is not None:
         told = _with_functions(told, traced, known, is_alone, tensors)
     is_causal, text, sizes, numbers, given = told
@@ -260,7 +257,7 @@ def _of_keys(key_padding_mask: torch.Tensor) -> torch.Tensor:
     return with_axes(key_padding_mask)
 
 
-def _documents(document_ids: Any, top_left: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _documents(document_ids: Any, top_left: int | None) -> tuple[torch.Tensor, torch.Tensor]:
     """Those of queries, and of keys. Raises ArgumentError."""
     if isinstance(document_ids, torch.Tensor):
         if top_left != 0:

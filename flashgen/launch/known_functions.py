@@ -74,7 +74,7 @@ def known_functions(
     causal: Causal,
     window: Ends | None,
     opens: bool,
-    top_left: int,
+    top_left: int | None,
     own: Own,
 ) -> tuple[KnownFunctions, tuple[torch.Tensor, ...]]:
     """What becomes of functions, and what they capture now.

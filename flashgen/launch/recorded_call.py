@@ -40,14 +40,14 @@ class _Told(NamedTuple):
 
 
 def recorded_call(
-    score_mod: Any, mask_mod: ModFunction | None, top_left: int, takes_window: bool, device: torch.device | None = None
+    score_mod: Any, mask_mod: ModFunction | None, top_left: int | None, takes_window: bool, device: torch.device | None = None
 ) -> TracedCall:
     """See `traced_call`. Symbols that stand for captured whole numbers stay symbols; of other numbers Dynamo guards the values.
 
     device: where kernels read captured tensors
     """
     score_mod, mask_mod = functions_given(score_mod, mask_mod)
-    recording = Recording()
+    recording, takes_window = Recording(), takes_window and top_left is not None
     score, mask = (
         None if function is None else recording.steps(function, argument)
         for function, argument in ((score_mod, "score_mod"), (mask_mod, "mask_mod"))
@@ -63,7 +63,7 @@ def recorded_call(
     if told.error:
         raise ArgumentError(told.error)
     window = None
-    if told.left is not None or told.right is not None:
+    if top_left is not None and (told.left is not None or told.right is not None):
         left, right = _value(told.left, numbers), _value(told.right, numbers)
         window = (None if left is None else left - top_left, None if right is None else right + top_left)
     whole = [numbers[i] for i in told.whole]

@@ -59,14 +59,15 @@ def call_of_functions(
 
     call: without it nothing but a window is taken out of the functions
     seen: causal and window of the call; whether a prefix shows keys that a window hides: then none is taken out; and len_q - len_kv, as
-          functions count positions from the first query and the first key
+          functions count positions from the first query and the first key; None where only the device knows that
     """
     functions, tensor_indices, of_numbers = joined_traces(score, mask)
     tensors, numbers = picked(tensors, tensor_indices), picked(numbers, of_numbers)
     causal, window, opens, top_left = seen
-    left, right, score_tree, mask_tree, is_known, rest = function_parts(functions.score, functions.mask, window is None and not opens)
+    takes_window = window is None and not opens and top_left is not None
+    left, right, score_tree, mask_tree, is_known, rest = function_parts(functions.score, functions.mask, takes_window)
     own_window = None
-    if left is not None or right is not None:
+    if top_left is not None and (left is not None or right is not None):
         window = own_window = (
             None if left is None else _value(left, numbers) - top_left,
             None if right is None else _value(right, numbers) + top_left,

@@ -12,6 +12,7 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.typed import require_type
 
 from ..launch.arguments import require_dense
+from ..launch.built_in import CallOf
 from ..launch.cached_arguments import check_length, require_countable, require_dimensions
 from ..launch.filled_lengths import filled_lengths
 from .autograd import is_differentiated, is_transformed
@@ -38,6 +39,15 @@ def lengths_in_memory(q: Any, k_cache: Any, block_table: Any, length: Any, k: An
         if type(q) is torch.Tensor and nobody_listens():
             return filled_lengths(q, wanted)
     return q.new_full((q.shape[0],), wanted, dtype=torch.int32)
+
+
+def call_on_cache(q: Any, k_cache: Any, block_table: Any, scale: Any) -> CallOf | None:
+    """What functions are asked for: len_kv is how many keys a sequence has room for. None for tensors that checks will speak of."""
+    try:
+        (batch, len_q, heads_q, _), (_, page_size, _, _) = q.shape, k_cache.shape
+        return (batch, heads_q, len_q, page_size if block_table is None else block_table.shape[1] * page_size), q, scale
+    except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+        return None
 
 
 def require_inference(named: dict[str, torch.Tensor | None], of_modifiers: Sequence[torch.Tensor]) -> None:

@@ -103,6 +103,7 @@ def test_each_sequence_is_a_call_of_its_own(options: dict[str, Any], form: Calla
 
 
 def test_operands_are_views_of_what_is_given(on_cpu: list[Tensors]) -> None:
+    """And functions have a mask as wide as there is room for, but no ALiBi and no window, which go by lengths."""
     mask, tree = seen(BATCH, 1, KEYS, LEN_Q).mT, seen(LEN_Q, LEN_Q)
     flashgen.attention_with_kvcache(**paged(), mask=mask, tree_mask=tree, prefix_len=ints(1, 2, 3))
     (found,) = on_cpu
@@ -110,6 +111,12 @@ def test_operands_are_views_of_what_is_given(on_cpu: list[Tensors]) -> None:
     assert found["mask"].data_ptr() == mask.data_ptr()
     assert found["mask"].stride() == (mask.stride(0), 0, 1, LEN_Q)
     assert found["tree_mask"].stride() == (0, 0, LEN_Q, 1)
+    slopes, whole = torch.rand(HEADS), seen(LEN_Q, KEYS)
+    no_alibi: dict[str, Any] = {"score_mod": lambda s, b, h, q, k: s - slopes[h] * (q + KEYS - LEN_Q - k).abs()}
+    flashgen.attention_with_kvcache(**paged(), **no_alibi, mask_mod=lambda b, h, q, k: whole[q, k])
+    assert [name.split("(")[0] for name in on_cpu[1].problem.modifiers] == ["boolean_mask", "traced"]
+    assert on_cpu[1]["mask"].data_ptr() == whole.data_ptr()
+    del on_cpu[1]
     flashgen.attention_with_kvcache(**paged(), mask_mod=until)
     assert "window" not in on_cpu[1].problem.modifiers
     assert on_cpu[1].workload.window_right == on_cpu[0].workload.window_right, "where queries are only the device knows"
