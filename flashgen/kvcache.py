@@ -177,7 +177,8 @@ def attention_with_kvcache(
        sequence sees its key j where element (i, j) is True, of those that all other masks let it see. Any strides.
     tree_mask: bool, of a shape that broadcasts to [batch, heads_q, len_q, len_q]: a mask of the last len_q keys alone, as of guessed tokens
        in a tree: query i sees key len_kv - len_q + j of its sequence where element (i, j) is True, and all keys before those. It is
-       aligned to the end of each sequence, as a mask is to its beginning: hence two keywords, as shapes could not tell them apart.
+       aligned to the end of each sequence, as a mask is to its beginning: hence two keywords, as shapes could not tell them apart. Tokens
+       of a tree have positions of their own: rotate them before the call.
     bias: q's dtype or fp32, of a mask's shapes: added to scaled scores, as `flashgen.attention` has it
     score_mod, mask_mod: functions (score, batch, head, query, key) and (batch, head, query, key) as `flashgen.attention` has them: batch is
        the number of the sequence, and query and key are counted from 0 in it. A tensor of lengths that they capture says where queries are.

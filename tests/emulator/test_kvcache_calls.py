@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.launch.tensors import Tensors
 from flashgen.numerics.append import rotated
 from tests.support.appended_cases import AppendedCase, call_of, names_of, random_appended_cases, usual_tables, with_own_cache
-from tests.support.cached_cases import CachedCase, with_wrong_values
+from tests.support.cached_cases import TRACED, CachedCase, with_wrong_values
 
 # One kernel for all that a plain run computes.
 PROBLEM = Problem(Dtype.BF16, 16, 16, Mask.CAUSAL, sequences=Sequences.CACHED)
@@ -30,6 +31,14 @@ CASES = [
     AppendedCase(DENSE, 2, 16, False, False),
     AppendedCase(BY_ENTRY, 3, 0, False, False),
     AppendedCase(PAGED, 0, 0, False, False),
+]
+MODIFIED = [
+    AppendedCase(replace(one, name=name, problem=replace(PROBLEM, modifiers=modifiers)), new, 0, True, True)
+    for one, name, modifiers, new in (
+        (PAGED, "tree mask", ("tree_mask",), 3),
+        (BY_ENTRY, "mask and prefix", ("boolean_mask", "prefix_len"), 2),
+        (DENSE, "bias and functions", ("bias", TRACED), 0),
+    )
 ]
 RANDOM = random_appended_cases(12, seed=22, longest=200, pairs=2**14)
 
@@ -47,6 +56,14 @@ def test_calls_are_right(case: AppendedCase) -> None:
     found = call_of(call)
     assert case.rejections(tensors, before, found) == []
     assert flashgen.attention_with_kvcache(**before).equal(found[0])
+
+
+@pytest.mark.parametrize(
+    "case", [MODIFIED[0], *(pytest.param(case, marks=pytest.mark.slow) for case in MODIFIED[1:])], ids=names_of(MODIFIED)
+)
+def test_calls_with_modifiers_are_right(case: AppendedCase) -> None:
+    tensors, call = case.make("cpu")
+    assert case.rejections(tensors, with_own_cache(call), call_of(call)) == []
 
 
 @pytest.mark.parametrize("case", CASES[:1], ids=names_of(CASES[:1]))

@@ -467,7 +467,64 @@ def test_wrong_lengths_are_told_where_somebody_asks(monkeypatch: pytest.MonkeyPa
     assert "nothing is checked while a CUDA graph is being captured" in caplog.text
 
 
-@pytest.mark.parametrize("modifiers", [(), ("alibi",), ("softcap", "window")])
+def by_dense_masks(call: dict[str, Any]) -> Tensor:
+    """What `call` computes, without a causal mask: of each sequence by SDPA in float64, with a mask that says the same."""
+    q, found = call["q"].double(), []
+    dense = [call[name][call["block_table"].long()].flatten(1, 2).double() for name in ("k_cache", "v_cache")]
+    len_q, room = q.shape[1], dense[0].shape[1]
+    for b, length in enumerate(call["cache_seqlens"].tolist()):
+        mask = call["mask"].expand(BATCH, HEADS, len_q, room)[b, ..., :length].clone()
+        last = min(len_q, length)
+        mask[..., length - last :] &= call["tree_mask"].expand(BATCH, HEADS, len_q, len_q)[b, ..., len_q - last :]
+        k, v = (one[b, :length].repeat_interleave(HEADS // HEADS_KV, 1).transpose(0, 1) for one in dense)
+        found.append(scaled_dot_product_attention(q[b].transpose(0, 1), k, v, attn_mask=mask).transpose(0, 1).nan_to_num(0.0))
+    return torch.stack(found)
+
+
+def with_masks(len_q: int, seed: int = 0) -> dict[str, Any]:
+    call, generator = {**paged(len_q), "causal": False}, torch.Generator("cuda").manual_seed(seed)
+    room = call["block_table"].shape[1] * PAGE
+    sizes = {"mask": (BATCH, 1, len_q, room), "tree_mask": (BATCH, HEADS, len_q, len_q)}
+    return call | {name: torch.rand(size, device="cuda", generator=generator) < 0.6 for name, size in sizes.items()}
+
+
+def test_a_graph_is_right_with_other_masks_in_each_replay() -> None:
+    call, rng = with_masks(7), random.Random(5)
+    flashgen.attention_with_kvcache(**call)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = flashgen.attention_with_kvcache(**call)
+    for turn in range(8):
+        other = with_masks(7, seed=turn + 1)
+        for name in ("mask", "tree_mask"):
+            call[name].copy_(other[name])
+        call["cache_seqlens"].copy_(lengths_of(rng))
+        graph.replay()
+        torch.testing.assert_close(out.double(), by_dense_masks(call), atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiled_with_functions(mode: str) -> None:
+    torch.compiler.reset()
+    call = paged(3)
+    table, lengths = torch.randn(HEADS, 2 * KEYS, device="cuda"), call["cache_seqlens"]
+
+    def score_mod(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return score + table[head, query - key + KEYS]
+
+    def mask_mod(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return (key <= query + lengths[batch] - 3) & (key % 5 != 0)
+
+    def step(q: Tensor, **more: Any) -> Any:
+        return flashgen.attention_with_kvcache(q, more.pop("k_cache"), more.pop("v_cache"), **more, score_mod=score_mod, mask_mod=mask_mod)
+
+    compiled = torch.compile(step, fullgraph=True, mode=mode)
+    for turn in range(3):
+        call["q"] = drawn(*call["q"].shape, seed=90 + turn)
+        assert torch.equal(compiled(**call).clone(), step(**call))
+
+
+@pytest.mark.parametrize("modifiers", [(), ("alibi",), ("softcap", "window"), ("tree_mask",), ("boolean_mask", "prefix_len")])
 def test_verification(modifiers: tuple[str, ...]) -> None:
     problem = Problem(Dtype.BF16, 64, 64, Mask.CAUSAL, modifiers=modifiers, sequences=Sequences.CACHED)
     assert [result.verdict.message for result in flashgen.verify(problem) if not result.verdict.ok] == []
