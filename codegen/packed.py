@@ -12,7 +12,6 @@ from dataclasses import replace
 
 from .attention import TENSORS, l2_group_heads, reciprocal
 from .devices import Device
-from .modifier import modifier_named
 from .modifiers import kind_of
 from .operands import Call
 from .parameters import Parameter, ParameterBlock
@@ -27,7 +26,7 @@ MAP_ROWS = 2**30  # rows of a tensor map: kMapRows in packed_sequences.cuh
 MAX_TOKENS = MAP_ROWS
 TILES = ("common/block_scan", "common/packed_sequences", "common/sequence_sections", "common/packed_work")
 ATOMS = ("barrier", "bits", "cp_async", "popc", "shfl_sync", "vote_sync")
-# Those that count queries and keys within a sequence, or know only which one it is. Masks by a function have no tiles to visit yet.
+# Those that count queries and keys within a sequence, or know only which one it is.
 MODIFIERS = ("alibi", "chunk", "dropout", "prefix_len", "sinks", "softcap", "traced", "window")
 _LENGTH_CLASSES = 256  # kLengthClasses in packed_work.cuh
 TOKENS_OF_A_BLOCK = 256  # of q, for each block that clears rows: there are seldom any
@@ -59,10 +58,8 @@ def packed_reasons(problem: Problem) -> list[str]:
     """Why kernels that compute packed sequences do not compute these."""
     if not problem.is_packed:
         return []
-    others = [
-        kind_of(name) for name in problem.modifiers if kind_of(name) not in MODIFIERS or modifier_named(name).scattered_by is not None
-    ]
-    rule = f"modifiers must be of {', '.join(MODIFIERS)}, without a mask_mod, with packed sequences, as others know all queries or keys"
+    others = [kind_of(name) for name in problem.modifiers if kind_of(name) not in MODIFIERS]
+    rule = f"modifiers must be of {', '.join(MODIFIERS)} with packed sequences, as others know all queries or keys"
     return [f"{rule}; got {', '.join(others)}"] if others else []
 
 

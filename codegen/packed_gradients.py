@@ -28,6 +28,7 @@ from .packed import (
 from .parameters import Parameter, ParameterBlock
 from .problem import Problem
 from .program import Buffer, KernelLaunch, KernelText
+from .seen_tiles import scatters
 from .workload import Workload
 
 LEAST_ROWS = 16  # of a tile of any family
@@ -58,8 +59,9 @@ def gradient_call_reasons(call: Call, queries: int, keys: int) -> list[str]:
     reasons = packed_call_reasons(call, queries)
     if w.batch > MOST_SEQUENCES:
         reasons.append(f"batch must be at most {MOST_SEQUENCES} for gradients of packed sequences; got {w.batch}")
-    if (tiles := most_key_tiles(w, keys) * w.heads_kv) > 2**31 - 1:
-        reasons.append(f"key tiles of all heads must be at most {2**31 - 1}; got {tiles}: lower batch, tokens_kv or heads_kv")
+    heads, name = (w.heads_q, "heads_q") if scatters(call.problem) else (w.heads_kv, "heads_kv")  # looks differ by query heads
+    if (tiles := most_key_tiles(w, keys) * heads) > 2**31 - 1:
+        reasons.append(f"key tiles of all heads must be at most {2**31 - 1}; got {tiles}: lower batch, tokens_kv or {name}")
     return reasons
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from .modifier import modifier_values, modifiers_of, opens_keys, with_modifiers
 from .operands import Axis, Call
+from .packed import LIST, most_key_tiles, most_tiles
 from .parameters import Parameter, ParameterBlock
 from .problem import Problem
 from .program import BlockResources, Buffer, KernelLaunch, KernelText
@@ -22,6 +23,7 @@ WORD_BYTES, WORD_TILES = 8, 32  # TileWord
 _WORDS = Parameter("u32*", "seen_tiles")
 _OF_MAIN = (_WORDS, *(Parameter("int", name) for name in ("seen_batch", "seen_head", "seen_words")))
 _OF_TILES = ParameterBlock((_WORDS, *(Parameter("int", name) for name in ("seen_rows", "seen_heads", "seen_words", "len_q", "len_kv"))))
+_OF_LISTED_TILES = ParameterBlock((_WORDS, LIST, *(Parameter("int", name) for name in ("seen_rows", "seen_words"))))
 
 
 class TileShape(NamedTuple):
@@ -70,7 +72,8 @@ def _axes(problem: Problem) -> frozenset[Axis]:
 
 def tile_kernels(problem: Problem) -> tuple[KernelText, ...]:
     """The kernel, before all others, if there is one."""
-    return (KernelText(with_modifiers(_OF_TILES, hiding(problem)), SUFFIX, "TilesParameters"),) if scatters(problem) else ()
+    block = _OF_LISTED_TILES if problem.is_packed else _OF_TILES
+    return (KernelText(with_modifiers(block, hiding(problem)), SUFFIX, "TilesParameters"),) if scatters(problem) else ()
 
 
 def tile_resources(problem: Problem) -> dict[str, BlockResources]:
@@ -110,6 +113,8 @@ def tile_launch(call: Call, shape: TileShape) -> TileLaunch:
     problem, w = call.problem, call.workload
     if not scatters(problem):
         return NO_TILES
+    if problem.is_packed:
+        return _listed_tile_launch(call, shape)
     query_tiles, key_tiles = -(-w.len_q // shape.queries), -(-w.len_kv // shape.keys)
     rows, columns = (key_tiles, query_tiles) if shape.rows_are_keys else (query_tiles, key_tiles)
     rows = max(1, rows)  # a launch without keys writes zeros, for one tile of them
@@ -124,3 +129,16 @@ def tile_launch(call: Call, shape: TileShape) -> TileLaunch:
         "seen_words": words,
     }
     return TileLaunch((launch,), (Buffer(_WORDS.name, batches * heads * rows * words * WORD_BYTES),), steps)
+
+
+def _listed_tile_launch(call: Call, shape: TileShape) -> TileLaunch:
+    """Of packed sequences: a row for each tile that may be listed, with room for as many others as one sequence may have."""
+    problem, w = call.problem, call.workload
+    rows = most_key_tiles(w, shape.keys) if shape.rows_are_keys else most_tiles(w, shape.queries)
+    across = -(-w.tokens_q // shape.queries) if shape.rows_are_keys else -(-w.tokens_kv // shape.keys)
+    rows, words, heads = max(1, rows), max(1, -(-across // WORD_TILES)), w.heads_q if Axis.HEADS_Q in _axes(problem) else 1
+    values: dict[str, int | float] = {"seen_rows": rows, "seen_words": words, **modifier_values(call._replace(problem=hiding(problem)))}
+    steps: dict[str, int | float] = {"seen_batch": 0, "seen_head": rows if heads > 1 else 0, "seen_words": words}
+    return TileLaunch(
+        (KernelLaunch(heads * rows, values, suffix=SUFFIX),), (Buffer(_WORDS.name, heads * rows * words * WORD_BYTES),), steps
+    )

@@ -24,7 +24,6 @@ from .operators.plans import nobody_listens
 __all__ = ["attention_varlen"]
 
 _BY_TOKENS = "a tensor with an element for each score has no form for packed sequences yet"
-_BY_FUNCTION = "masks by functions have no kernels for packed sequences yet"
 # Keywords of `attention` that this one refuses, and why.
 _REFUSED = {
     "layout": "packed sequences lie as (tokens, heads, head_dim)",
@@ -32,8 +31,7 @@ _REFUSED = {
     "bias": _BY_TOKENS,
     "mask": _BY_TOKENS,
     "key_padding_mask": "seqused_kv says how many keys of a sequence are used",
-    "mask_mod": _BY_FUNCTION,
-    "block_mask": _BY_FUNCTION,
+    "block_mask": "its blocks are of dense sequences: give its mask_mod",
     "return_dropout_mask": "it has an element for each score, of which packed sequences have no form yet",
 }
 
@@ -62,6 +60,7 @@ def attention_varlen(
     sinks: torch.Tensor | None = ...,
     dropout_p: float = ...,
     score_mod: Any = ...,
+    mask_mod: Any = ...,
     **others: Any,
 ) -> torch.Tensor: ...
 @overload
@@ -88,6 +87,7 @@ def attention_varlen(
     sinks: torch.Tensor | None = ...,
     dropout_p: float = ...,
     score_mod: Any = ...,
+    mask_mod: Any = ...,
     **others: Any,
 ) -> Any: ...
 def attention_varlen(
@@ -113,6 +113,7 @@ def attention_varlen(
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
     score_mod: Any = None,
+    mask_mod: Any = None,
     **others: Any,
 ) -> Any:
     """softmax(scale * q k^T) v of each sequence of a batch by itself; sequences of any lengths lie one behind the other.
@@ -132,6 +133,8 @@ def attention_varlen(
     dropout_p: as `flashgen.attention` has it
     score_mod: score_mod(score, batch, head, query, key), as `flashgen.attention` has it: batch is the number of the sequence, query and key
        are counted from 0 in it. What is built in is not found in it: a softcap or ALiBi is faster by its own keyword
+    mask_mod: mask_mod(batch, head, query, key), as `flashgen.attention` has it, with these numbers. Tiles that nobody sees cost no time. A
+       causal mask or a window in it becomes the call's where keys have the queries' own boundaries (the same tensors)
     others: further keywords of `flashgen.attention`, which are refused by name: what they say has no form for packed sequences, or not yet.
     Returns out [tokens, heads_q, head_dim_v], dense; with return_lse also the natural log-sum-exp of the scaled scores, fp32
     [heads_q, tokens]. Tokens of q that no sequence uses have out 0 and an lse of -inf, as a query without keys has.
@@ -166,10 +169,12 @@ def attention_varlen(
         or type(dropout_p) is not float
         or dropout_p != 0.0
         or score_mod is not None
+        or mask_mod is not None
     ):
         require_plain_causal(causal)
-        modifiers = (window, softcap, alibi_slopes, sinks, None, None, None, chunk, prefix_len, None, dropout_p, score_mod)
-        causal, modified, known = modified_of_call(causal, *modifiers, top_left=0, q=q)
+        are_equal = where[1] is where[0] and where[3] is where[2]  # lengths of queries and keys, as far as anybody but the device knows
+        modifiers = (window, softcap, alibi_slopes, sinks, None, None, None, chunk, prefix_len, None, dropout_p, score_mod, mask_mod)
+        causal, modified, known = modified_of_call(causal, *modifiers, top_left=0 if are_equal else None, q=q)
         if not is_dynamo_compiling():
             given, of_modifiers = (known, tuple(modified[3])) if modified and known is not None else asked(*modified)
     if not is_dynamo_compiling() and where[0] is not None and where[1] is not None:

@@ -47,6 +47,13 @@ BY_SEQUENCE = name_of_functions(
 BY_DISTANCE = name_of_functions(
     modifier_in_call(lambda score, batch, head, query, key: score + TABLE[query - key + 25, head] * 3.0).modifier
 )
+# Masks that leave some tiles: of documents, or all beside them, by sequence, and one that differs by head.
+BY_DOCUMENTS = name_of_functions(
+    modifier_in_call(None, lambda batch, head, query, key: (query // 70 == key // 70) ^ (batch % 2 == 1)).modifier
+)
+BY_HEAD = name_of_functions(
+    modifier_in_call(None, lambda batch, head, query, key: (query + head * 40 >= key) & (key % 5 != batch % 5)).modifier
+)
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
 KERNELS = {
     "generic": Packed("attention_forward", 64, Mask.CAUSAL, False, (), GENERIC),
@@ -63,6 +70,12 @@ KERNELS = {
     "generic-distances": Packed("attention_forward", 64, Mask.FULL, False, (BY_DISTANCE, "window"), GENERIC),
     "sm90-traced": Packed("attention_forward_sm90", 64, Mask.FULL, False, (BY_SEQUENCE,), SM90(2, 64, 2, 2, 1)),
     "sm90-distances": Packed("attention_forward_sm90", 64, Mask.CAUSAL, False, ("sinks", BY_DISTANCE), SM90(2, 32, 2, 2, 1)),
+    "generic-documents": Packed("attention_forward", 64, Mask.FULL, False, (BY_DOCUMENTS,), GENERIC),
+    "generic-masked": Packed("attention_forward", 64, Mask.CAUSAL, False, (BY_HEAD, "softcap"), GENERIC),
+    "sm90-documents": Packed("attention_forward_sm90", 64, Mask.FULL, False, (BY_DOCUMENTS,), SM90(2, 64, 2, 2, 1)),
+    "sm90-masked": Packed(
+        "attention_forward_sm90", 72, Mask.CAUSAL, False, (BY_HEAD, "prefix_len", "sinks"), SM90(1, 32, 2, 1, 1, ping_pong=False)
+    ),
 }
 Lengths = tuple[Sequence[int], Sequence[int]]
 FEW: Lengths = ([0, 1, 65, 200, 0, 129, 33], [5, 1, 64, 333, 70, 0, 333])
@@ -163,7 +176,8 @@ WRONG = ("random", "falling", "far", "below", "dip")
 
 
 @pytest.mark.parametrize(
-    ("kernel", "kind", "lengths"), planned_cases(itertools.product(("generic", "sm90"), WRONG, ("few", "many")), KERNELS, 2.0)
+    ("kernel", "kind", "lengths"),
+    planned_cases(itertools.product(("generic", "sm90", "generic-documents", "sm90-documents"), WRONG, ("few", "many")), KERNELS, 2.0),
 )
 def test_what_the_device_says_wrongly_touches_nothing_outside(kernel: str, kind: str, lengths: str) -> None:
     """The emulator has pages that nobody may touch around every tensor, and looks for writes beside outputs."""
@@ -247,6 +261,16 @@ FAULTS = [
     ),
     fault_of("all-of-the-first-sequence", "batch = entry, heads[0] = first", "batch = 0, heads[0] = first", "generic-traced"),
     fault_of("all-of-the-first-sequence", "batch = entry, heads[0] = first", "batch = 0, heads[0] = first", "sm90-traced"),
+    fault_of("all-of-the-first-sequence", "batch = entry, heads[0] = first", "batch = 0, heads[0] = first", "generic-masked"),
+    fault_of("tiles-of-the-first-sequence", ", row.batch, row.head)", ", 0, row.head)", "generic-documents"),
+    fault_of("tiles-of-the-first-sequence", ", row.batch, row.head)", ", 0, row.head)", "sm90-documents"),
+    fault_of("tiles-of-the-first-row", "* p.seen_head + row;", "* p.seen_head;", "sm90-documents"),
+    fault_of("tiles-of-the-first-row", "* p.seen_head + row;", "* p.seen_head;", "generic-documents"),
+    fault_of("tiles-of-the-first-head", "static_cast<i64>(head) * p.seen_head", "static_cast<i64>(0) * p.seen_head", "generic-masked"),
+    fault_of("tiles-of-the-first-queries", "kQueries, kKeys>(own.first_row)", "kQueries, kKeys>(0)", "generic-masked"),
+    fault_of("keys-of-another-sequence", "kKeys, own.len_kv)", "kKeys, own.len_q)", "generic-documents"),
+    fault_of("values-of-the-block-behind", "load_v(v_row,", "load_v(k_row,", "sm90-documents"),
+    fault_of("values-of-the-last-block-left-out", "if (following < 0) load_v(k_row,", "if (following < 0) load_v(v_row,", "sm90-documents"),
     fault_of("head-of-the-next-tile", "head = next_head;", "", "sm90"),
 ]
 OF_MANY = [

@@ -57,6 +57,13 @@ _LEARNS_BENT, _LEARNS_ADDED = (
     )
 )
 LEARNS_BENT, LEARNS_ADDED = (name_of_functions(one, learnable_tensors(one)) for one in (_LEARNS_BENT, _LEARNS_ADDED))
+# Masks that leave some tiles: of documents, or all beside them, by sequence, and one that differs by head.
+BY_DOCUMENTS = name_of_functions(
+    modifier_in_call(None, lambda batch, head, query, key: (query // 70 == key // 70) ^ (batch % 2 == 1)).modifier
+)
+BY_HEAD = name_of_functions(
+    modifier_in_call(None, lambda batch, head, query, key: (query + head * 40 >= key) & (key % 5 != batch % 5)).modifier
+)
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
 KERNELS = {
     "generic": Packed("attention_backward", 64, Mask.CAUSAL, False, (), GENERIC),
@@ -78,6 +85,10 @@ KERNELS = {
     "sm90-distances": Packed("attention_backward_sm90", 64, Mask.CAUSAL, True, (BY_DISTANCE,), AttentionBackwardSm90Config(32)),
     "generic-learned": Packed("attention_backward", 64, Mask.CAUSAL, False, (LEARNS_BENT,), GENERIC),
     "sm90-learned": Packed("attention_backward_sm90", 64, Mask.FULL, False, (LEARNS_ADDED, "sinks"), AttentionBackwardSm90Config(32)),
+    "generic-masked": Packed("attention_backward", 64, Mask.CAUSAL, False, (BY_HEAD,), GENERIC),
+    "generic-documents": Packed("attention_backward", 64, Mask.FULL, True, (BY_DOCUMENTS,), GENERIC),
+    "sm90-masked": Packed("attention_backward_sm90", 64, Mask.CAUSAL, False, (BY_HEAD,), HOPPER),
+    "sm90-documents": Packed("attention_backward_sm90", 64, Mask.FULL, True, (BY_DOCUMENTS,), HOPPER),
     "persistent-window": Packed("attention_backward_persistent_sm90", 72, Mask.CAUSAL, False, ("prefix_len", "window")),
 }
 FIRST = ("generic", "sm90", "persistent")
@@ -290,6 +301,10 @@ FAULTS = [
         "p, work.rows.len_q, work.rows.len_kv), 0, next.head(work, p));\n            collect",
         "sm90-learned",
     ),
+    fault_of("tiles-of-the-first-sequence", ", row.batch, row.head)", ", 0, row.head)", "generic-documents"),
+    fault_of("tiles-of-the-first-row", "* p.seen_head + row;", "* p.seen_head;", "sm90-documents"),
+    fault_of("tiles-of-another-head", "static_cast<i64>(head) * p.seen_head", "static_cast<i64>(0) * p.seen_head", "sm90-masked"),
+    fault_of("sums-of-the-first-sequence", "work.first_tile + tile;", "tile;", "sm90-masked"),
     fault_of("semaphores-not-cleared", "clear_semaphores<1>(p.d_q_semaphores + block_index());", "", "sm90-ordered"),
     fault_of("turn-by-another-length", "work.first_key / kBlockKv, work.rows.len_q)", "work.first_key / kBlockKv, 1)", "sm90-ordered"),
 ]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 
 import flashgen
 from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
+from flashgen.launch.keywords import modified_of_call
 from flashgen.launch.tensors import Tensors
 from flashgen.numerics.sequences import sequences_of
 from tests.support.packed_cases import PackedCase, with_wrong_values
@@ -165,44 +167,105 @@ def test_others_have_no_gradients() -> None:
         flashgen.attention_varlen(**given)
 
 
+Changed = Callable[[torch.Tensor, int, torch.Tensor, torch.Tensor], torch.Tensor]
+"""Of scaled scores [heads, queries, keys] in float64, the number of their sequence, queries and keys: what they become."""
+
+
+def differs_from_each_sequence_alone(case: PackedCase, changed: Changed, learned: dict[str, torch.Tensor], **options: Any) -> str:
+    """What is wrong with out, lse, or gradients of q, k, v and `learned`, leaves that `options` may capture; empty if nothing.
+
+    By autograd of plain PyTorch in float64, where `changed` reads the leaves by `WIDE`.
+    """
+    tensors = case.make("cpu")
+    given = keywords(case, tensors)
+    leaves = {name: given.pop(name).detach().nan_to_num().requires_grad_() for name in "qkv"}
+    out, lse = flashgen.attention_varlen(**leaves, **given, **options, return_lse=True)
+    into, of_lse = torch.randn(out.shape), torch.randn(lse.shape)
+    total = (out.float() * into).sum() + (lse * of_lse)[lse.isfinite()].sum()
+    found = torch.autograd.grad(total, [*leaves.values(), *learned.values()])
+    WIDE.clear()
+    WIDE.update({name: leaf.detach().double().requires_grad_() for name, leaf in (*leaves.items(), *learned.items())})
+    total = torch.zeros((), dtype=torch.float64) + sum(leaf.sum() * 0.0 for leaf in WIDE.values())
+    for one in sequences_of(tensors):
+        q, k, v = (WIDE[name][rows].transpose(0, 1) for name, rows in (("q", one.queries), ("k", one.keys), ("v", one.keys)))
+        k, v = (side.repeat_interleave(case.heads[0] // case.heads[1], 0) for side in (k, v))
+        queries, keys = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])
+        s = changed(q @ k.mT * case.scale, one.number, queries, keys)
+        if case.problem.mask is Mask.CAUSAL:
+            s = s.masked_fill(keys > queries + k.shape[1] - q.shape[1], -math.inf)
+        seen = (s > -math.inf).any(2)
+        s = s[seen]
+        p, own_out, own_lse = s.softmax(-1), out[one.queries].transpose(0, 1), lse[:, one.queries]
+        by_row = torch.einsum("nk,nkd->nd", p, v[seen.nonzero()[:, 0]])
+        if own_out[~seen].any() or (own_lse[~seen] != -math.inf).any():
+            return f"sequence {one.number} has rows that see nothing and are not 0"
+        if not torch.allclose(own_out[seen].double(), by_row, rtol=0.02, atol=0.02):
+            return f"out of sequence {one.number}"
+        if not torch.allclose(own_lse[seen].double(), s.logsumexp(-1), rtol=1e-4, atol=1e-4):
+            return f"lse of sequence {one.number}"
+        total = total + (by_row * into[one.queries].transpose(0, 1)[seen]).sum() + (s.logsumexp(-1) * of_lse[:, one.queries][seen]).sum()
+    for name, gradient, wanted in zip(WIDE, found, torch.autograd.grad(total, [*WIDE.values()]), strict=True):
+        if not torch.allclose(gradient.double(), wanted, rtol=0.02, atol=0.02 * float(wanted.abs().max())):
+            return f"gradient of {name}"
+    call: Any = torch.compile(lambda **more: flashgen.attention_varlen(**options, **more), fullgraph=True, backend="aot_eager")
+    again, again_lse = call(**leaves, **given, return_lse=True)
+    if not again.equal(out) or not again_lse.equal(lse):
+        return "compiled"
+    later = torch.autograd.grad((again.float() * into).sum(), [*leaves.values(), *learned.values()])
+    return "" if all(one.isfinite().all() for one in later) else "compiled gradients"
+
+
+WIDE: dict[str, torch.Tensor] = {}
+
+
 @pytest.mark.slow
 def test_a_score_mod_and_gradients_of_what_it_captures() -> None:
-    """By the oracle of each sequence alone."""
-    tensors = CASE.make("cpu")
-    given = keywords(CASE, tensors)
     table, of_sequence = torch.randn(CASE.heads[0], 64).requires_grad_(), torch.randn(len(CASE.lengths)).requires_grad_()
-    leaves = {name: given.pop(name).detach().nan_to_num().requires_grad_() for name in "qkv"}
 
     def score_mod(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
         return score + table[head, (query - key) % 64] + of_sequence[batch]
 
-    out, lse = flashgen.attention_varlen(**leaves, **given, score_mod=score_mod, return_lse=True)
-    into, of_lse = torch.randn(out.shape), torch.randn(lse.shape)
-    found = torch.autograd.grad((out.float() * into).sum() + (lse * of_lse)[lse.isfinite()].sum(), [*leaves.values(), table, of_sequence])
-    wide = {
-        name: leaf.detach().double().requires_grad_() for name, leaf in (*leaves.items(), ("table", table), ("of_sequence", of_sequence))
-    }
-    total: Any = torch.zeros(())
-    for one in sequences_of(tensors):
-        q, k, v = (wide[name][rows].transpose(0, 1) for name, rows in (("q", one.queries), ("k", one.keys), ("v", one.keys)))
-        k, v = (side.repeat_interleave(CASE.heads[0] // CASE.heads[1], 0) for side in (k, v))
-        queries, keys = torch.arange(q.shape[1])[:, None], torch.arange(k.shape[1])
-        s = q @ k.mT * CASE.scale + wide["table"][:, (queries - keys) % 64] + wide["of_sequence"][one.number]
-        seen = (keys <= queries + k.shape[1] - q.shape[1]).any(1)
-        s = s.masked_fill(keys > queries + k.shape[1] - q.shape[1], -math.inf)[:, seen]
-        total = total + ((s.softmax(-1) @ v) * into[one.queries].transpose(0, 1)[:, seen]).sum()
-        total = total + (s.logsumexp(-1) * of_lse[:, one.queries][:, seen]).sum()
-        torch.testing.assert_close(lse[:, one.queries][:, seen], s.logsumexp(-1).float(), rtol=1e-4, atol=1e-4)
-    for gradient, wanted in zip(found, torch.autograd.grad(total, [*wide.values()]), strict=True):
-        torch.testing.assert_close(gradient.float(), wanted.float(), rtol=0.02, atol=0.02 * float(wanted.abs().max()))
-    call: Any = torch.compile(lambda **more: flashgen.attention_varlen(score_mod=score_mod, **more), fullgraph=True, backend="aot_eager")
-    assert call(**leaves, **given).equal(out)
+    def changed(s: torch.Tensor, number: int, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return s + WIDE["table"][:, (queries - keys) % 64] + WIDE["of_sequence"][number]
+
+    learned = {"table": table, "of_sequence": of_sequence}
+    assert differs_from_each_sequence_alone(CASE, changed, learned, score_mod=score_mod) == ""
 
 
-def test_a_mask_mod_is_refused() -> None:
-    tensors = CASE.make("cpu")
-    with pytest.raises(flashgen.ArgumentError, match=r"^mask_mod must be left out of flashgen\.attention_varlen: masks by functions"):
-        flashgen.attention_varlen(**keywords(CASE, tensors), mask_mod=lambda batch, head, query, key: query >= key)
+@pytest.mark.slow
+@pytest.mark.parametrize("mask", Mask)
+def test_a_mask_mod_and_what_it_captures(mask: Mask) -> None:
+    """A window in it is of positions, not of lengths: those of queries and keys differ."""
+    ends = torch.tensor([30, 1, 9, 25, 0, 50])
+
+    def mask_mod(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return (query - key < 40 + head) & (query >= key) & (key < ends[batch])
+
+    def changed(s: torch.Tensor, number: int, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        heads = torch.arange(len(s))[:, None, None]
+        return s.masked_fill(~((queries - keys < 40 + heads) & (queries >= keys) & (keys < ends[number])), -math.inf)
+
+    case = replace(CASE, problem=replace(CASE.problem, mask=mask))
+    assert differs_from_each_sequence_alone(case, changed, {}, mask_mod=mask_mod) == ""
+
+
+def test_a_causal_mask_mod_is_the_calls_where_lengths_are_the_same() -> None:
+    """And else stays a function, as its mask is not aligned by lengths."""
+
+    def mask_mod(batch: Any, head: Any, query: Any, key: Any) -> Any:
+        return query >= key
+
+    told: dict[str, Any] = {"window": None, "softcap": None, "alibi_slopes": None, "sinks": None, "mask_mod": mask_mod}
+    assert modified_of_call(False, **told, top_left=0)[:2] == (True, ())
+    is_causal, (names, *_), _ = cast(Any, modified_of_call(False, **told, top_left=None))
+    assert not is_causal
+    assert names.startswith("traced")
+    q = torch.randn(50, 2, 16).to(torch.bfloat16)
+    ends = torch.tensor([0, 7, 50], dtype=torch.int32)
+    causal = flashgen.attention_varlen(q, q, q, cu_seqlens_q=ends, cu_seqlens_kv=ends, causal=True)
+    for other in (ends, ends.clone()):
+        found = flashgen.attention_varlen(q, q, q, cu_seqlens_q=ends, cu_seqlens_kv=other, mask_mod=mask_mod)
+        torch.testing.assert_close(found, causal, atol=1e-2, rtol=1e-2)
 
 
 def test_sinks_without_keys_have_gradients_of_lse() -> None:

@@ -311,6 +311,41 @@ def test_a_score_mod_gets_positions_within_the_sequence_and_its_number() -> None
         torch.testing.assert_close(one, other, atol=2e-2 * float(other.abs().max()), rtol=2e-2)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_mask_mod_gets_positions_within_the_sequence_and_its_number(head_dim: int) -> None:
+    """By one call for each sequence, and the same in a graph that is replayed with other boundaries."""
+    ends = [0, 130, 130, 1500, TOKENS]
+    of_tokens, of_keys = (torch.tensor(ends, dtype=torch.int32, device="cuda") for _ in range(2))  # nobody knows that they are the same
+    limits = torch.tensor([100, 5, 700, 900], dtype=torch.int32, device="cuda")
+    q, k, v = leaves = [torch.randn(TOKENS, HEADS, head_dim, dtype=torch.bfloat16, device="cuda").requires_grad_() for _ in range(3)]
+    into = torch.randn_like(q)
+
+    def mask_mod_of(sequence: int | None) -> Callable[..., Any]:
+        def mask_mod(batch: Any, head: Any, query: Any, key: Any) -> Any:
+            return (query >= key) & ((key < limits[batch if sequence is None else sequence]) | (query - key < 50 + head * 10))
+
+        return mask_mod
+
+    with torch.enable_grad():
+        boundaries: dict[str, Any] = {"cu_seqlens_q": of_tokens, "cu_seqlens_kv": of_keys}
+        out = flashgen.attention_varlen(q, k, v, **boundaries, mask_mod=mask_mod_of(None))
+        found = torch.autograd.grad(out, leaves, into)
+        own = [[tensor[None, begin:end] for tensor in (q, k, v)] for begin, end in pairwise(ends)]
+        parts = [flashgen.attention(*each, mask_mod=mask_mod_of(number))[0] for number, each in enumerate(own)]
+        wanted = torch.autograd.grad(torch.cat(parts), leaves, into)
+    torch.testing.assert_close(out, torch.cat(parts), atol=1e-2, rtol=1e-2)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-2 * float(other.abs().max()), rtol=2e-2)
+    with torch.no_grad():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            replayed = flashgen.attention_varlen(q, k, v, **boundaries, mask_mod=mask_mod_of(None))
+        for tensor in (of_tokens, of_keys):
+            tensor.copy_(torch.tensor([0, 1000, 1000, 1001, TOKENS]))
+        graph.replay()
+        assert torch.equal(replayed, flashgen.attention_varlen(q, k, v, **boundaries, mask_mod=mask_mod_of(None)))
+
+
 def test_nested_tensors() -> None:
     offsets = torch.tensor([0, 100, 100, 3000, TOKENS], device="cuda")
     q, k, v = (torch.nested.nested_tensor_from_jagged(tensor, offsets) for tensor in qkv())

@@ -47,7 +47,7 @@ def test_modifiers_that_know_more_than_their_sequence_are_refused(family: Any) -
     assert set(MODIFIERS) < set(TAKEN_BY_MOST)
     for name in TAKEN_BY_MOST:
         reasons = family.refusals(replace(PROBLEM, modifiers=(name,)), H200.target)
-        assert bool(reasons) == (name not in MODIFIERS or name == "traced"), name  # that one has a mask_mod
+        assert bool(reasons) == (name not in MODIFIERS), name
         assert all(reason.endswith(f"got {name}") and "packed sequences" in reason for reason in reasons)
     assert family.refusals(replace(PROBLEM, modifiers=(SCORE_MOD,)), H200.target) == []
     longer = replace(WORKLOAD, tokens_kv=2**29)

@@ -40,7 +40,7 @@ def call(workload: Workload = WORKLOAD, **strides: tuple[int, ...]) -> Call:
 def test_modifiers_that_know_more_than_their_sequence_are_refused(family: Any) -> None:
     taken = {name for name in MODIFIERS if name in family.modifiers}
     for name in TAKEN_BY_MOST:
-        assert bool(family.refusals(replace(PROBLEM, modifiers=(name,)), H200.target)) == (name not in taken or name == "traced"), name
+        assert bool(family.refusals(replace(PROBLEM, modifiers=(name,)), H200.target)) == (name not in taken), name
 
 
 @pytest.mark.parametrize("name", ["attention_backward_wide_sm90", "attention_backward_pair_sm90", "flash2_backward"])

@@ -109,12 +109,13 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda a: a.update(seqused_kv=ends(1, 2, 3).float()), r"^seqused_kv must be torch\.int32; got torch\.float32"),
     (lambda a: a.update(alibi_slopes=torch.ones(2, 4)), r"^alibi_slopes must have the shape .*; got \(2, 4\)"),
     (lambda a: a.update(score_mod=True), r"^score_mod must be a function of \(score, batch, head, query, key\); got True"),
+    (lambda a: a.update(mask_mod=True), r"^mask_mod must be a function of \(batch, head, query, key\); got True"),
     (lambda a: a.update(sinks=torch.ones(3)), r"^sinks must have the shape .*; got \(3,\)"),
     (lambda a: a.update(k=jagged(2, 16, 3)), r"^k must be one dense tensor; got a nested one"),
     (lambda a: None, r"^q must be on a CUDA device; got cpu\. FLASHGEN_CPU=1 "),
     *(
         (lambda a, name=name: a.update({name: True}), rf"^{name} must be left out of flashgen\.attention_varlen: ")
-        for name in ("layout", "document_ids", "bias", "mask", "key_padding_mask", "mask_mod", "block_mask")
+        for name in ("layout", "document_ids", "bias", "mask", "key_padding_mask", "block_mask")
     ),
 ]
 

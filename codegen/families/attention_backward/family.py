@@ -150,8 +150,8 @@ class AttentionBackward(Family):
         rows, sums = (packed_gradients.gradient_block(block, problem) for block in (self.row_parameters, self.sum_parameters))
         main = packed_gradients.gradient_block(self.parameters, problem, main=True, sums=False)
         return (
-            *seen_tiles.tile_kernels(problem),
             *packed_gradients.gradient_sequences(problem),
+            *seen_tiles.tile_kernels(problem),
             KernelText(with_modifiers(with_semaphores(rows, problem), problem), "_preprocess", "RowParameters"),
             KernelText(with_modifiers(with_semaphores(seen_tiles.with_seen_tiles(main, problem), problem), problem)),
             KernelText(sums, "_postprocess", "SumParameters"),
@@ -206,7 +206,8 @@ class AttentionBackward(Family):
         first, lists = packed_gradients.sequence_launches(call, config.block_q, config.block_kv, l2_heads, device)
         more = (*semaphores(problem, w.heads_q * query_tiles, config.warps), *lists)
         blocks = max(1, most_key_tiles(w, config.block_kv) * w.heads_kv)
-        seen = seen_tiles.TileLaunch(first)
+        tiles = seen_tiles.tile_launch(call, seen_tiles.TileShape(config.block_q, config.block_kv, rows_are_keys=True))
+        seen = tiles._replace(launches=(*first, *tiles.launches))
         return gradient_program(self.kernels(problem, config)[1:], call, counts, blocks, config.block_q, waits, more, seen)
 
     def _tiles(self, config: AttentionBackwardConfig, workload: Workload) -> tuple[int, int]:

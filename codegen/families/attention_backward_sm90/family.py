@@ -123,8 +123,8 @@ class AttentionBackwardSm90(Family):
         """See Family. In the order of their launches."""
         rows, sums = (packed_gradients.gradient_block(block, problem) for block in (self.row_parameters, self.sum_parameters))
         return (
-            *seen_tiles.tile_kernels(problem),
             *packed_gradients.gradient_sequences(problem),
+            *seen_tiles.tile_kernels(problem),
             KernelText(with_modifiers(with_semaphores(rows, problem), problem), "_preprocess", "RowParameters"),
             KernelText(main_parameters(packed_gradients.gradient_block(self.parameters, problem, main=True, sums=False), problem)),
             KernelText(sums, "_postprocess", "SumParameters"),
@@ -171,7 +171,7 @@ class AttentionBackwardSm90(Family):
         ]
         first, lists = packed_gradients.sequence_launches(call, config.block_q, self.block_kv, l2_heads, device)
         buffers = (*self.buffers(config, call, w), *gradient_buffers(call), *seen.buffers, *lists)
-        return Program((*seen.launches, *first, *launches, *gradient_launches(call, buffers)), buffers)
+        return Program((*first, *seen.launches, *launches, *gradient_launches(call, buffers)), buffers)
 
     def tiles_of_head(self, config: Any, w: Workload) -> tuple[int, int]:
         """Query tiles of a query head, and work tiles of a key/value head."""

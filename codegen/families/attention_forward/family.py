@@ -136,7 +136,7 @@ class AttentionForward(Family):
     def kernels(self, problem: Problem, config: AttentionForwardConfig) -> tuple[KernelText, ...]:
         """See Family."""
         block = packed.packed_block(with_seen_tiles(self.parameters, problem), problem)
-        return (*tile_kernels(problem), *packed.packed_kernels(problem), KernelText(with_modifiers(block, problem)))
+        return (*packed.packed_kernels(problem), *tile_kernels(problem), KernelText(with_modifiers(block, problem)))
 
     def call_refusals(self, call: Call, config: Config | None = None) -> list[str]:
         """See Family."""
@@ -204,7 +204,8 @@ class AttentionForward(Family):
             values |= {f"{name}_batch": 0, f"{name}_head": head, f"{name}_row": row}
         first, buffers = packed.packed_launch(call, config.block_q, l2_heads, device)
         grid = max(1, packed.most_tiles(w, config.block_q) * w.heads_q)
-        return Program((first, KernelLaunch(grid, values)), buffers)
+        tiles = tile_launch(call, TileShape(config.block_q, config.block_kv)) if call.problem.modifiers else NO_TILES
+        return Program((first, *tiles.launches, KernelLaunch(grid, values | tiles.values)), (*buffers, *tiles.buffers))
 
     def context(self, problem: Problem, config: AttentionForwardConfig, target: Target) -> dict[str, object]:
         """See Family."""

@@ -134,7 +134,7 @@ class AttentionForwardSm90(Family):
         in_turn = reads_scores(problem) and not problem.is_packed
         block = seen_tiles.with_seen_tiles(self.parameters.with_fields(*OF_BATCHES) if in_turn else self.parameters, problem)
         block = with_modifiers(packed.packed_block(block, problem), problem)
-        return (*seen_tiles.tile_kernels(problem), *packed.packed_kernels(problem), KernelText(block))
+        return (*packed.packed_kernels(problem), *seen_tiles.tile_kernels(problem), KernelText(block))
 
     def resources(self, problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""
@@ -164,11 +164,7 @@ class AttentionForwardSm90(Family):
         grid = min(int(values["tiles"]), self.blocks_per_sm(problem, config) * device.sm_count)
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
         values |= {"batches": batch, "batches_reciprocal": reciprocal(batch)} if reads_scores(problem) else {}
-        tiles = (
-            seen_tiles.tile_launch(call, seen_tiles.TileShape(config.queries, config.block_kv))
-            if problem.modifiers
-            else seen_tiles.NO_TILES
-        )
+        tiles = self._seen_tiles(config, call)
         launch = KernelLaunch(grid, values | tiles.values, forward_maps(config, call))
         return Program((*tiles.launches, launch), (*tiles.buffers, *(_TILE_COUNTER if config.dynamic else ())))
 
@@ -178,8 +174,15 @@ class AttentionForwardSm90(Family):
         grid = max(1, min(most_work_tiles(config, call.workload), self.blocks_per_sm(call.problem, config) * device.sm_count))
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
         first, buffers = packed.packed_launch(call, config.queries, int(values["l2_group_heads"]), device)
-        launch = KernelLaunch(grid, values, forward_maps(config, call), overlaps=True)
-        return Program((first, launch), buffers)
+        tiles = self._seen_tiles(config, call)
+        launch = KernelLaunch(grid, values | tiles.values, forward_maps(config, call), overlaps=True)
+        return Program((first, *tiles.launches, launch), (*buffers, *tiles.buffers))
+
+    def _seen_tiles(self, config: AttentionForwardSm90Config, call: Call) -> seen_tiles.TileLaunch:
+        """What finds the tiles that masks by a function leave, if there are such."""
+        if not call.problem.modifiers:
+            return seen_tiles.NO_TILES
+        return seen_tiles.tile_launch(call, seen_tiles.TileShape(config.queries, config.block_kv))
 
     def not_dominated(self, config: AttentionForwardSm90Config, workload: Workload) -> bool:
         """See Family. Packing more heads is for fewer tiles, by a tenth at least: their work is the same, and copies become smaller."""

@@ -7,7 +7,9 @@ struct KeyWork {
     SequenceRows rows;   // of its sequence, which counts as an entry of the batch
     int first_tile;      // of the sequence, among a head's query tiles: see packed_gradients.cuh
 //% endif
-//% if scatters
+//% if scatters and packed
+    int key_tile, query_tiles;  // number of the key tile in the list; query tiles of the sequence
+//% elif scatters
     int key_tile;
 //% endif
     QueryTileRange tiles;  // of each query head
@@ -21,10 +23,15 @@ struct KeyWork {
                                                    int index = block_index()) {
         const WorkTile work = find_work_tile(index, list.scheduler(p), p.heads_kv, p.heads_kv_reciprocal);
         const PackedTile tile = list.tile(work.tile);
+//% if scatters
+        const int query_tiles = (tile.rows.len_q + kBlockQ - 1) / kBlockQ;
+        return {tile.first_row, work.head, tile.batch, tile.rows, tile.rows.first_q / kBlockQ + tile.batch, work.tile, query_tiles, {}};
+//% else
         const auto chain = make_chain(tile.rows.len_q, tile.rows.len_kv, tile.batch);
         const int first_key = tile.first_row;
         return {first_key, work.head, tile.batch, tile.rows, tile.rows.first_q / kBlockQ + tile.batch,
                 chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, tile.rows.len_q)};
+//% endif
     }
 //% else
     template <int kBlockQ, int kBlockKv, bool kLastFirst, class Chain, class Parameters>
@@ -59,7 +66,11 @@ struct HeadWalk {
 
     template <class Parameters>
     __device__ __forceinline__ HeadWalk(const KeyWork& work, const Parameters& p)
+//% if packed
+        : seen(p, work.query_tiles, work.head_kv, work.key_tile) {
+//% else
         : seen(p, work.batch, work.head_kv, work.key_tile) {
+//% endif
         find(work, p);
     }
     template <class Parameters>
@@ -68,7 +79,11 @@ struct HeadWalk {
     }
     template <class Parameters>
     __device__ __forceinline__ void advance(const KeyWork& work, const Parameters& p) {
+//% if packed
+        seen.advance(p, work.query_tiles, work.key_tile);
+//% else
         seen.advance(p, work.batch, work.key_tile);
+//% endif
         find(work, p);
     }
     // What one who walks tells others of the tile, in 8 bytes of shared memory, and how they go on by that: left is then 1 at the last one.
@@ -93,7 +108,11 @@ struct HeadWalk {
     template <class Parameters>
     __device__ __forceinline__ void go_to(int next_tile, const KeyWork& work, const Parameters& p) {
         tile = next_tile;
+//% if packed
+        index = static_cast<i64>(current_head) * p.query_tiles + work.first_tile + tile;
+//% else
         index = (static_cast<i64>(work.batch) * p.heads_q + current_head) * p.query_tiles + tile;
+//% endif
     }
 };
 //% else

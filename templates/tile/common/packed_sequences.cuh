@@ -93,7 +93,11 @@ struct WorkList {
     }
     __device__ __forceinline__ void store_tile(int index, const PackedTile& tile) const {
         uint4* at = tile_words(index);
+//% if scatters
+        at[0] = {static_cast<u32>(tile.batch), static_cast<u32>(tile.first_row), static_cast<u32>(index), 0};
+//% else
         at[0] = {static_cast<u32>(tile.batch), static_cast<u32>(tile.first_row), 0, 0};
+//% endif
         at[1] = tile.rows.vector();
     }
     // For find_work_tile, where all sequences are one entry of a batch.

@@ -27,11 +27,22 @@ struct SeenTiles {
     const TileWord* words;
     int count;  // of words
 
+//% if packed
+    // row: number of the tile in the list of tiles, whichever its sequence is; across: tiles in its row
+    template <class Parameters>
+    __device__ __forceinline__ static SeenTiles of(const Parameters& p, int across, int head, int row) {
+        const i64 index = static_cast<i64>(head) * p.seen_head + row;
+        return {reinterpret_cast<const TileWord*>(p.seen_tiles) + index * p.seen_words, words_for(across)};
+    }
+    // A row without tiles has a word, too: kernels visit a tile that nobody sees, so that they write zeros.
+    __device__ __forceinline__ static int words_for(int across) { return max(1, (across + 31) >> 5); }
+//% else
     template <class Parameters>
     __device__ __forceinline__ static SeenTiles of(const Parameters& p, int batch, int head, int row) {
         const i64 index = static_cast<i64>(batch) * p.seen_batch + head * p.seen_head + row;
         return {reinterpret_cast<const TileWord*>(p.seen_tiles) + index * p.seen_words, p.seen_words};
     }
+//% endif
     __device__ __forceinline__ bool hides(int tile) const { return words[tile >> 5].hidden >> (tile & 31) & 1; }
     // The last tile before `tile` that is seen; -1: none.
     __device__ __forceinline__ int before(int tile) const {
@@ -52,6 +63,9 @@ struct SeenTiles {
 };
 
 // A walk over the query tiles that see keys of a key tile: of one query head of a key/value head after the other.
+//% if packed
+// In place of `batch` and `key_tile` are the query tiles of the sequence, and the number of the key tile in the list: see SeenTiles::of.
+//% endif
 struct SeenQueries {
     SeenTiles tiles;
     int head, end_head, tile;  // tile: -1 behind the last one

@@ -12,6 +12,23 @@ struct SeenInTile {
 };
 
 // The row of a block, of those that differ: see SeenTiles.
+//% if packed
+struct SeenRow {
+    int row, head, batch, first_row, len_q, len_kv;  // first_row: query or key, within its sequence
+
+    // There may be fewer tiles than rows.
+    template <class Parameters>
+    __device__ __forceinline__ static bool exists(const Parameters& p) {
+        return block_index() % p.seen_rows < WorkList::of(p).tiles;
+    }
+    template <class Parameters>
+    __device__ __forceinline__ static SeenRow of_block(const Parameters& p) {
+        const int head = block_index() / p.seen_rows, row = block_index() - head * p.seen_rows;
+        const PackedTile tile = WorkList::of(p).tile(row);
+        return {row, head, tile.batch, tile.first_row, tile.rows.len_q, tile.rows.len_kv};
+    }
+};
+//% else
 struct SeenRow {
     int row, head, batch;
 
@@ -21,6 +38,7 @@ struct SeenRow {
         return {block_index() - of_heads * p.seen_rows, of_heads - batch * p.seen_heads, batch};
     }
 };
+//% endif
 
 // The lowest and the highest of some numbers.
 struct ValueRange {
@@ -115,24 +133,48 @@ __device__ __forceinline__ void find_seen_tiles(const Parameters& p, const SeenR
     SharedRegions regions;
     const SharedAddress flags = regions.take(32 * 4);  // of the tiles of a word: 1 for seen, 2 for hidden
     const int warp = warp_index(), lane = lane_index();
+//% if packed
+    const i64 row = static_cast<i64>(own.head) * p.seen_rows + own.row;
+    const int words = SeenTiles::words_for(kRowsAreKeys ? (own.len_q + kQueries - 1) / kQueries : (own.len_kv + kKeys - 1) / kKeys);
+//% else
     const i64 row = (static_cast<i64>(own.batch) * p.seen_heads + own.head) * p.seen_rows + own.row;
+//% endif
     int begin, end;
     if constexpr (kRowsAreKeys) {
+//% if packed
+        const auto range = chain.template query_tiles<kQueries>(own.first_row, own.first_row + kKeys, own.len_q);
+//% else
         const auto range = chain.template query_tiles<kQueries>(own.row * kKeys, own.row * kKeys + kKeys, p.len_q);
+//% endif
         begin = range.begin, end = range.end;
     } else {
+//% if packed
+        const auto range = chain.template key_tiles<kQueries, kKeys>(own.first_row);
+//% else
         const auto range = chain.template key_tiles<kQueries, kKeys>(own.row * kQueries);
+//% endif
         begin = range.begin, end = range.end;
     }
+//% if packed
+#pragma unroll 1
+    for (int word = 0; word < words; ++word) {
+//% else
 #pragma unroll 1
     for (int word = 0; word < p.seen_words; ++word) {
+//% endif
 #pragma unroll 1
         for (int i = warp; i < 32; i += kThreads / 32) {
             const int column = word * 32 + i;
             SeenInTile seen{false, false};
             if (begin <= column && column < end) {
+//% if packed
+                const int first_query = kRowsAreKeys ? column * kQueries : own.first_row;
+                const int first_key = kRowsAreKeys ? own.first_row : column * kKeys;
+                const int end_query = min(first_query + kQueries, own.len_q), end_key = min(first_key + kKeys, own.len_kv);
+//% else
                 const int first_query = (kRowsAreKeys ? column : own.row) * kQueries, first_key = (kRowsAreKeys ? own.row : column) * kKeys;
                 const int end_query = min(first_query + kQueries, p.len_q), end_key = min(first_key + kKeys, p.len_kv);
+//% endif
                 seen = seen_in_tile(chain, {first_query, end_query, first_key, end_key});
                 if (kInRange) seen.some = true;
             }

@@ -57,7 +57,9 @@ struct QueryLoader {
         const int thread = thread_index();  // row_delta lies behind row_lse
         if (thread < kBlockQ / 4) cp_async_16(stage.row_lse() + thread * 16, p.row_lse + row + thread * 4);
         else if (thread < kBlockQ / 2) cp_async_16(stage.row_lse() + thread * 16, p.row_delta + row + thread * 4 - kBlockQ);
-//% if scatters
+//% if scatters and packed
+        next.advance(p, (sequences.len_q(batch) + kBlockQ - 1) / kBlockQ, key_tile);  // its number in the list
+//% elif scatters
         next.advance(p, batch, key_tile);
 //% else
         if (++tile == tiles.end) tile = tiles.begin, ++head;

@@ -32,7 +32,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
 //% if packed
     int head = Work::fetch(p, index, smem.found_work), next_head = 0;
 //% endif
-//% if scatters
+//% if scatters and not packed
     Work work = Work::find(p, index);
 //% endif
 //% if packed
@@ -45,14 +45,20 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
 //% if packed
         cp_async_wait_group<0>();
         const Work work = Work::fetched(p, smem.found_work, head);
+//% if scatters
+        const SeenTiles seen = Work::seen(p, smem.found_work, head);
+        int v_row = 0;  // of the K block before
+//% endif
         work.store(smem.found_work);  // until Q is loaded: meanwhile it would take registers
 //% elif not scatters
         const Work work = Work::find(p, index);
 //% endif
         const int head_kv = divide(work.first_head, p.group_reciprocal);
 //% if scatters
+//% if not packed
         const SeenTiles seen = work.seen(p);
         const int batch = work.batch;
+//% endif
         const int last_block = work.end_block - 1;
         int next = index, following = seen.before(last_block), after;
 #pragma unroll 1
@@ -95,8 +101,18 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
             }
 //% if scatters
             // The next work tile is claimed with the last block but one, and found with the last: both take their time.
+//% if packed
+            if (after < 0 && (following >= 0 || k_block == last_block)) {
+                next = next_work_tile<Traits>(p, index);
+                if (next < work_tiles(p)) next_head = Work::fetch(p, next, smem.found_work);
+            }
+            if (k_block < last_block) load_v(v_row, head_kv, end_kv);
+            if (following < 0) load_v(k_row, head_kv, end_kv);
+            v_row = k_row;
+//% else
             if (after < 0 && (following >= 0 || k_block == last_block)) next = next_work_tile<Traits>(p, index);
             if (following < 0 && next < p.tiles) work = Work::find(p, next);
+//% endif
 //% else
             // The claim's latency stalls this thread, while consumers work on the stages that are full. The claim is made with the last K
             // block but one, where there are two, so that its latency does not add to that of finding the next work tile.
@@ -110,13 +126,13 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
             if (k_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
 //% endif
 //% endif
-//% if packed
+//% if packed and not scatters
             if (k_block < last_block) load_v(k_row + Traits::kBlockKv, head_kv, end_kv);
             if (k_block == lowest_block) load_v(k_row, head_kv, end_kv);
-//% elif scatters
+//% elif scatters and not packed
             load_v();
             v_block = k_block, v_head = head_kv, v_batch = batch;
-//% else
+//% elif not packed
             load_v();
             v_block = k_block, v_head = head_kv, v_batch = work.batch;
 //% endif

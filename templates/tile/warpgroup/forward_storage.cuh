@@ -29,9 +29,21 @@ struct WorkTileInfo {
     __device__ __forceinline__ static WorkTileInfo fetched(const Parameters& p, SharedAddress from, int head) {
         const PackedTile tile = PackedTile::of(load_shared_v4(from), load_shared_v4(from + 16));
         WorkTileInfo info{tile.first_row, head, tile.batch, 0, tile.rows};
+//% if scatters
+        const int end = info.blocks(p).end, last = seen(p, from, head).before(end);
+        info.end_block = last < 0 ? max(end, 1) : last + 1;
+//% else
         info.end_block = max(info.blocks(p).end, 1);
+//% endif
         return info;
     }
+//% if scatters
+    // The same; which of its K blocks are visited: end_block - 1 is the last one, even if none is seen.
+    template <class Parameters>
+    __device__ __forceinline__ static SeenTiles seen(const Parameters& p, SharedAddress from, int head) {
+        return SeenTiles::of(p, 0, head, load_shared(from + 8));  // from the last to the first: how many there are nobody asks
+    }
+//% endif
 //% else
     template <class Parameters>
     __device__ __forceinline__ static WorkTileInfo find(const Parameters& p, int index) {
@@ -76,13 +88,13 @@ struct WorkTileInfo {
     __device__ __forceinline__ auto blocks(const Parameters& p) const {
         return chain(p).template key_tiles<Traits::kQueries, Traits::kBlockKv>(first_query);
     }
-//% if scatters
+//% if scatters and not packed
     // Which of them are visited: end_block - 1 is the last one, even if none is seen.
     template <class Parameters>
     __device__ __forceinline__ SeenTiles seen(const Parameters& p) const {
         return SeenTiles::of(p, batch, first_head, first_query / Traits::kQueries);
     }
-//% else
+//% elif not scatters
     // K blocks are visited from end_block - 1 down to this one.
     template <class Parameters>
     __device__ __forceinline__ int lowest_block(const Parameters& p) const {
