@@ -59,7 +59,7 @@ def with_keys(call: Call, len_kv: int) -> Call:
 def with_tokens(call: Call, tokens_q: int, tokens_kv: int, len_q: int, len_kv: int) -> Call:
     """The call of packed sequences with other tokens and expected lengths, and all else as it is: more than one token in both calls.
 
-    Not for modifiers whose tensors have an element for each query or key of a sequence.
+    Not for modifiers whose tensors have an element for each query or key of a sequence, unless lengths are what these have.
     """
     views, w = dict(call.views), call.workload
     for name, tokens in (("q", tokens_q), ("k", tokens_kv), ("v", tokens_kv), ("out", tokens_q)):

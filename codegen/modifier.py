@@ -31,9 +31,8 @@ class Modifier(ABC):
     link:       the C++ struct that is its link of the chain, with a function `of(parameters, len_q, len_kv)`; empty for one that acts
                 behind the chain, whose file comes behind `common/lse`
     words:      what it is called in the formula in the header of a kernel, which has those with a link
-    parameters: the fields that every kernel which asks the chain has for it
-    sizes:      names of its values that are sizes of a workload
-    numbers:    names of its values that are other numbers
+    parameters: the fields that every kernel which asks the chain has for it; packed_parameters: further ones where sequences are packed
+    sizes, numbers: names of its values that are sizes of a workload, and of those that are other numbers
     tensors:    names of its `operands`; learned: those of them that have gradients
     tiles:      files of tile operations that its link needs beside its own
     gradient:   the kernel that the backward pass has for gradients of `learned`; None where there are none
@@ -55,6 +54,7 @@ class Modifier(ABC):
     link: str = ""
     words: str
     parameters: tuple[Parameter, ...]
+    packed_parameters: tuple[Parameter, ...] = ()
     sizes: tuple[str, ...] = ()
     numbers: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
@@ -218,13 +218,13 @@ def _named(names: str) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...
 
 def with_modifiers(block: ParameterBlock, problem: Problem) -> ParameterBlock:
     """The parameters of a kernel that asks the chain: with those of the problem's modifiers."""
-    return _with_modifiers(block, problem.modifiers, collects_gradients(problem)) if problem.modifiers else block
+    return _with_modifiers(block, problem.modifiers, problem.is_packed, collects_gradients(problem)) if problem.modifiers else block
 
 
 @cache
-def _with_modifiers(block: ParameterBlock, names: tuple[str, ...], collects: bool) -> ParameterBlock:
-    each = [modifier_named(name) for name in names]
-    return block.with_fields(*(field for one in each for field in (*one.parameters, *(one.sum_parameters if collects else ()))))
+def _with_modifiers(block: ParameterBlock, names: tuple[str, ...], packed: bool, collects: bool) -> ParameterBlock:
+    kinds = ("parameters", *["packed_parameters"] * packed, *["sum_parameters"] * collects)
+    return block.with_fields(*(field for name in names for kind in kinds for field in getattr(modifier_named(name), kind)))
 
 
 def modified_example(problem: Problem, workload: Workload) -> tuple[Problem, Workload]:

@@ -27,7 +27,7 @@ MAX_TOKENS = MAP_ROWS
 TILES = ("common/block_scan", "common/packed_sequences", "common/sequence_sections", "common/packed_work")
 ATOMS = ("barrier", "bits", "cp_async", "popc", "shfl_sync", "vote_sync")
 # Those that count queries and keys within a sequence, or know only which one it is.
-MODIFIERS = ("alibi", "chunk", "dropout", "prefix_len", "sinks", "softcap", "traced", "window")
+MODIFIERS = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "dropout", "prefix_len", "sinks", "softcap", "traced", "window")
 _LENGTH_CLASSES = 256  # kLengthClasses in packed_work.cuh
 TOKENS_OF_A_BLOCK = 256  # of q, for each block that clears rows: there are seldom any
 TILE_BYTES = 32  # PackedTile in the list; its length takes as much

@@ -21,6 +21,7 @@ UNIT = UNIT_KEYS * UNIT_QUERIES
 WIDEST_FETCHED, MOST_BESIDE_FETCHED = 128, 2  # head dim of v beside others, and how many these may be
 # By which work tiles are found where entries of the batch that share a head's elements come one after the other.
 OF_BATCHES = (Parameter("int", "batches"), Parameter("u64", "batches_reciprocal"))
+_ENDLESS = 2**31 - 1
 MOST = 2**24  # of the others: what a tile has of them does
 
 
@@ -52,6 +53,19 @@ def score_parameters(name: str, c_type: str, is_read: bool = True) -> tuple[Para
         Parameter(f"{'const ' * is_read}{c_type}*", name),
         *(Parameter("i64" if step in _FAR else "int", f"{name}_{step}") for step in _STEPS),
     )
+
+
+def length_parameters(name: str) -> tuple[Parameter, ...]:
+    """What kernels are told beside that of packed sequences, which may be longer: queries and keys of an entry that are in memory."""
+    return Parameter("int", f"{name}_len_q"), Parameter("int", f"{name}_len_kv")
+
+
+def length_values(name: str, call: Call) -> dict[str, int | float]:
+    """These numbers, of packed sequences; of an axis along which all elements are the same there is no end."""
+    if not call.problem.is_packed:
+        return {}
+    sizes, strides = call.views[name]
+    return {f"{name}_len_{side}": size if step else _ENDLESS for side, size, step in zip(("q", "kv"), sizes[2:], strides[2:], strict=True)}
 
 
 def score_values(name: str, operand: str, call: Call) -> dict[str, int | float]:

@@ -15,7 +15,7 @@ from .launch.arguments import require_together
 from .launch.asked import asked
 from .launch.jagged import JaggedCall
 from .launch.keywords import modified_of_call
-from .launch.packed_arguments import PackedTokens, check_packed_types, require_plain_causal
+from .launch.packed_arguments import PackedTokens, check_packed_types, lengths_of_scores, require_plain_causal
 from .operators.autograd import is_differentiated
 from .operators.packed import attention_varlen_forward, attention_varlen_output, packed_run_at_hand
 from .operators.packed_gradients import differentiable_varlen
@@ -23,13 +23,10 @@ from .operators.plans import nobody_listens
 
 __all__ = ["attention_varlen"]
 
-_BY_TOKENS = "a tensor with an element for each score has no form for packed sequences yet"
 # Keywords of `attention` that this one refuses, and why.
 _REFUSED = {
     "layout": "packed sequences lie as (tokens, heads, head_dim)",
     "document_ids": "each document can be a sequence of its own",
-    "bias": _BY_TOKENS,
-    "mask": _BY_TOKENS,
     "key_padding_mask": "seqused_kv says how many keys of a sequence are used",
     "block_mask": "its blocks are of dense sequences: give its mask_mod",
     "return_dropout_mask": "it has an element for each score, of which packed sequences have no form yet",
@@ -59,6 +56,8 @@ def attention_varlen(
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
     dropout_p: float = ...,
+    bias: torch.Tensor | None = ...,
+    mask: torch.Tensor | None = ...,
     score_mod: Any = ...,
     mask_mod: Any = ...,
     **others: Any,
@@ -86,6 +85,8 @@ def attention_varlen(
     alibi_slopes: torch.Tensor | None = ...,
     sinks: torch.Tensor | None = ...,
     dropout_p: float = ...,
+    bias: torch.Tensor | None = ...,
+    mask: torch.Tensor | None = ...,
     score_mod: Any = ...,
     mask_mod: Any = ...,
     **others: Any,
@@ -112,6 +113,8 @@ def attention_varlen(
     alibi_slopes: torch.Tensor | None = None,
     sinks: torch.Tensor | None = None,
     dropout_p: float = 0.0,
+    bias: torch.Tensor | None = None,
+    mask: torch.Tensor | None = None,
     score_mod: Any = None,
     mask_mod: Any = None,
     **others: Any,
@@ -131,6 +134,10 @@ def attention_varlen(
     scale, window, chunk, softcap, sinks: as `flashgen.attention` has them, with queries and keys counted from 0 in each sequence
     prefix_len: int32, [batch]; alibi_slopes: fp32, [heads_q] or [batch, heads_q]: of sequences, as `flashgen.attention` has them of entries
     dropout_p: as `flashgen.attention` has it
+    bias: [batch, heads_q, max_q, max_kv], or 1 along some of these, of q's dtype or fp32, and mask: the same, bool: of sequence b the
+       elements [b, head, query, key], as `flashgen.attention` has them. max_q and max_kv are what these tensors have, the same where both
+       have more than one, and stand for max_seqlen_q and max_seqlen_kv. In a longer sequence scores without an element of the bias gain
+       nothing, and keys without one of the mask are hidden; elements beyond a shorter one are not looked at
     score_mod: score_mod(score, batch, head, query, key), as `flashgen.attention` has it: batch is the number of the sequence, query and key
        are counted from 0 in it. What is built in is not found in it: a softcap or ALiBi is faster by its own keyword
     mask_mod: mask_mod(batch, head, query, key), as `flashgen.attention` has it, with these numbers. Tiles that nobody sees cost no time. A
@@ -140,11 +147,12 @@ def attention_varlen(
     [heads_q, tokens]. Tokens of q that no sequence uses have out 0 and an lse of -inf, as a query without keys has.
 
     deterministic: as `flashgen.attention` has it
-    Out and lse have gradients, by q, k, v, sinks and what score_mod captures, which autograd gives, not torch.func; those of tokens that no
-    sequence uses are 0. Asking for a second derivative, or a forward-mode one, raises FlashgenError. Boundaries that are wrong (below 0,
-    beyond the tokens, falling) make out wrong, but nothing outside of the tensors is read or written; with FLASHGEN_CHECK_SEQUENCES=1 in
-    the environment when flashgen is imported, each call waits for the device and raises ArgumentError for the first that is wrong. Nothing
-    else waits for the device, and a CUDA graph may be replayed with other boundaries. Raises as `flashgen.attention` does.
+    Out and lse have gradients, by q, k, v, sinks, bias and what score_mod captures, which autograd gives, not torch.func; those of tokens
+    that no sequence uses are 0. Asking for a second derivative, or a forward-mode one, raises FlashgenError. Boundaries that are wrong
+    (below 0, beyond the tokens, falling) make out wrong, but nothing outside of the tensors is read or written; with
+    FLASHGEN_CHECK_SEQUENCES=1 in the environment when flashgen is imported, each call waits for the device and raises ArgumentError for the
+    first that is wrong, and for a sequence longer than bias or mask. Nothing else waits for the device, and a CUDA graph may be replayed
+    with other boundaries. Raises as `flashgen.attention` does.
     """
     for name, value in others.items():
         if name not in _REFUSED:
@@ -168,12 +176,16 @@ def attention_varlen(
         or sinks is not None
         or type(dropout_p) is not float
         or dropout_p != 0.0
+        or bias is not None
+        or mask is not None
         or score_mod is not None
         or mask_mod is not None
     ):
         require_plain_causal(causal)
+        if bias is not None or mask is not None:
+            where = (*where[:4], *lengths_of_scores(where[4], where[5], bias, mask))
         are_equal = where[1] is where[0] and where[3] is where[2]  # lengths of queries and keys, as far as anybody but the device knows
-        modifiers = (window, softcap, alibi_slopes, sinks, None, None, None, chunk, prefix_len, None, dropout_p, score_mod, mask_mod)
+        modifiers = (window, softcap, alibi_slopes, sinks, bias, mask, None, chunk, prefix_len, None, dropout_p, score_mod, mask_mod)
         causal, modified, known = modified_of_call(causal, *modifiers, top_left=0 if are_equal else None, q=q)
         if not is_dynamo_compiling():
             given, of_modifiers = (known, tuple(modified[3])) if modified and known is not None else asked(*modified)

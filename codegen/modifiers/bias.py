@@ -25,6 +25,8 @@ from flashgen.codegen.score_tensors import (
     count_of,
     has_units,
     heads_of,
+    length_parameters,
+    length_values,
     query_units,
     score_operand,
     score_parameters,
@@ -58,6 +60,7 @@ class Bias(Modifier):
     words = "bias"
     element: ClassVar[Element] = Element.INPUT
     parameters = (*score_parameters(BIAS, "u16"), Parameter("float", "bias_per_unit"))
+    packed_parameters = length_parameters(BIAS)
     sum_parameters = score_parameters(D_BIAS_SUM, "float", is_read=False)
     tensors = learned = (BIAS,)
     tiles, sum_tiles = (TILE_FILE, FETCHED_FILE), (SUMS_FILE, ROUNDED_FILE)
@@ -97,7 +100,12 @@ class Bias(Modifier):
     def values(self, call: Call) -> Mapping[str, int | float]:
         """See Modifier."""
         of_sums = sum_values(D_BIAS_SUM, D_BIAS, call) if collects_gradients(call.problem) else {}
-        return {**score_values(BIAS, BIAS, call), **of_sums, "bias_per_unit": float32(1 / float32(score_unit(call)))}
+        return {
+            **score_values(BIAS, BIAS, call),
+            **length_values(BIAS, call),
+            **of_sums,
+            "bias_per_unit": float32(1 / float32(score_unit(call))),
+        }
 
     def call_refusals(self, call: Call) -> list[str]:
         """See Modifier."""

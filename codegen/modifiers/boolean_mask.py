@@ -10,7 +10,15 @@ from collections.abc import Mapping
 from flashgen.codegen.modifier import Modifier
 from flashgen.codegen.operands import Call, Element, Operand
 from flashgen.codegen.problem import Problem
-from flashgen.codegen.score_tensors import TILE_FILE, score_operand, score_parameters, score_refusals, score_values
+from flashgen.codegen.score_tensors import (
+    TILE_FILE,
+    length_parameters,
+    length_values,
+    score_operand,
+    score_parameters,
+    score_refusals,
+    score_values,
+)
 
 MASK = "mask"
 
@@ -23,6 +31,7 @@ class BooleanMask(Modifier):
     link = "BooleanMask"
     words = "mask"
     parameters = score_parameters(MASK, "unsigned char")
+    packed_parameters = length_parameters(MASK)
     tensors = (MASK,)
     tiles = (TILE_FILE,)
     adds_to_scores = True
@@ -34,7 +43,7 @@ class BooleanMask(Modifier):
 
     def values(self, call: Call) -> Mapping[str, int | float]:
         """See Modifier."""
-        return score_values(MASK, MASK, call)
+        return {**score_values(MASK, MASK, call), **length_values(MASK, call)}
 
     def call_refusals(self, call: Call) -> list[str]:
         """See Modifier."""

@@ -18,13 +18,13 @@ import torch
 
 from flashgen.codegen.attention import require_scale
 from flashgen.codegen.errors import ArgumentError, require_int, shown
-from flashgen.codegen.modifier import NO_MODIFIERS, Given
+from flashgen.codegen.modifier import NO_MODIFIERS, Given, modifier_named
 from flashgen.codegen.problem import Problem, Sequences
 from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
 from .arguments import DTYPES, TracedArgumentError, check_options, check_strides, problem_of, require_dense, require_initialized
-from .asked import check_tensors
+from .asked import check_tensors, tensor_names
 
 logger = logging.getLogger("flashgen")
 
@@ -82,6 +82,26 @@ def require_plain_causal(causal: Any) -> None:
         raise ArgumentError(f"causal must be True or False for packed sequences, of which no mask is aligned top-left; got {shown(causal)}")
 
 
+def lengths_of_scores(max_seqlen_q: Any, max_seqlen_kv: Any, bias: Any, mask: Any) -> tuple[Any, Any]:
+    """The expected lengths of a call with tensors of which each score has an element: how many queries and keys these have.
+
+    Where both have 1, which is for all, the given ones. Raises ArgumentError. torch.compile traces this.
+    """
+    found = [max_seqlen_q, max_seqlen_kv]
+    for dim, side in ((-2, "query"), (-1, "key")):
+        sizes = {}
+        for name, tensor in (("bias", bias), ("mask", mask)):
+            if isinstance(tensor, torch.Tensor) and tensor.ndim >= -dim and tensor.shape[dim] != 1:
+                if tensor.shape[dim] == 0:
+                    raise ArgumentError(f"{name} must have elements of at least one {side}; got the shape {tuple(tensor.shape)}")
+                sizes[name] = tensor.shape[dim]
+        if len(sizes) == 2 and sizes["bias"] != sizes["mask"]:
+            raise ArgumentError(f"mask must have bias's elements of each {side}, {sizes['bias']}, or one; got {sizes['mask']}")
+        for size in sizes.values():
+            found[dim] = size
+    return found[0], found[1]
+
+
 def check_packed_call(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -101,7 +121,7 @@ def check_packed_call(
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_strides(name, tensor)
     if tensors:
-        len_q, len_kv = expected_lengths(q, k, tokens)
+        len_q, len_kv = expected_lengths(q, k, tokens, modifiers)
         known = {"batch": tokens.cu_seqlens_q.shape[0] - 1, "heads_q": q.shape[1], "heads_kv": k.shape[1], "len_q": len_q, "len_kv": len_kv}
         check_tensors(problem, {**known, "tokens_q": q.shape[0], "tokens_kv": k.shape[0]}, q, tensors)
     return problem
@@ -166,8 +186,13 @@ def _check_boundaries(q: torch.Tensor, tokens: PackedTokens) -> None:
             require_int(name, int(length), 0, MOST_TOKENS)
 
 
-def expected_lengths(q: torch.Tensor, k: torch.Tensor, tokens: PackedTokens) -> tuple[int, int]:
-    """Of the longest sequences: what the call expects, or else all tokens. No sequence has more than these."""
+def expected_lengths(q: torch.Tensor, k: torch.Tensor, tokens: PackedTokens, modifiers: Given = NO_MODIFIERS) -> tuple[int, int]:
+    """Of the longest sequences: what the call expects, or else all tokens. No sequence has more than these.
+
+    With tensors of which each score has an element, lengths are what these have: see `lengths_of_scores`.
+    """
+    if modifiers.names and any(modifier_named(name).reads_scores for name in modifiers.names):
+        return q.shape[0] if tokens[4] is None else tokens[4], k.shape[0] if tokens[5] is None else tokens[5]
     found = [length if most is None or most > length else most for length, most in ((q.shape[0], tokens[4]), (k.shape[0], tokens[5]))]
     return found[0], found[1]
 
@@ -175,18 +200,22 @@ def expected_lengths(q: torch.Tensor, k: torch.Tensor, tokens: PackedTokens) -> 
 def packed_workload(q: torch.Tensor, k: torch.Tensor, tokens: PackedTokens, modifiers: Given = NO_MODIFIERS) -> Workload:
     """The sizes of a call that has passed `check_packed_call`."""
     (tokens_q, heads_q, _), (tokens_kv, heads_kv, _), sizes = q.shape, k.shape, dict(modifiers.sizes)
-    batch, lengths = tokens.cu_seqlens_q.shape[0] - 1, expected_lengths(q, k, tokens)
+    batch, lengths = tokens.cu_seqlens_q.shape[0] - 1, expected_lengths(q, k, tokens, modifiers)
     return Workload(batch, heads_q, heads_kv, *lengths, **sizes, tokens_q=tokens_q, tokens_kv=tokens_kv)
 
 
-def require_right_values(q: torch.Tensor, k: torch.Tensor, tokens: PackedTokens) -> None:
+def require_right_values(
+    q: torch.Tensor, k: torch.Tensor, tokens: PackedTokens, modifiers: Given = NO_MODIFIERS, tensors: Sequence[torch.Tensor] = ()
+) -> None:
     """Raises ArgumentError for the first boundary, or used length, that is wrong. Waits for the device.
 
-    It cannot while a CUDA graph is being captured, and says so once.
+    So it does for a sequence that is longer than a tensor of which each score has an element. While a CUDA graph is being captured it
+    cannot, and says so once.
     """
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         return tell_of_capture()
-    for side, most in (("q", q.shape[0]), ("kv", k.shape[0])):
+    of_scores = _tensors_of_scores(modifiers, tensors)
+    for dim, side, most in ((-2, "q", q.shape[0]), (-1, "kv", k.shape[0])):
         name, used = f"cu_seqlens_{side}", getattr(tokens, f"seqused_{side}")
         ends = getattr(tokens, name).tolist()
         for i, end in enumerate(ends):
@@ -198,6 +227,18 @@ def require_right_values(q: torch.Tensor, k: torch.Tensor, tokens: PackedTokens)
         for i, count in enumerate([] if used is None else used.tolist()):
             if not 0 <= count <= ends[i + 1] - ends[i]:
                 raise ArgumentError(f"seqused_{side} must be from 0 to the length {ends[i + 1] - ends[i]} of sequence {i}; got {count}")
+        lengths = [end - begin for begin, end in pairwise(ends)] if used is None else used.tolist()
+        for name, tensor in of_scores.items():
+            there = tensor.shape[dim] if tensor.ndim >= -dim else 1
+            for i, length in enumerate(lengths):
+                if there != 1 and length > there:
+                    raise ArgumentError(f"{name} must have elements of all {length} tokens of sequence {i} along len_{side}; got {there}")
+
+
+def _tensors_of_scores(modifiers: Given, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Those of which each score has an element, by name."""
+    reading = [modifier_named(name).reads_scores for name in modifiers.names for _ in modifier_named(name).tensors]
+    return {name: tensor for name, tensor, reads in zip(tensor_names(modifiers.names), tensors, reading, strict=True) if reads}
 
 
 @cache

@@ -15,7 +15,7 @@ from flashgen.codegen.problem import Pass, Sequences
 
 from . import gpu
 from .arguments import ALIGNMENT, problem_of, require_dense, require_memory
-from .asked import have_gradients, tensor_strides
+from .asked import gradient_strides, have_gradients, tensor_strides
 from .bound import BoundCall
 from .gradients import Gradients
 from .packed_arguments import PackedTokens, check_packed_call, packed_workload
@@ -81,7 +81,7 @@ def packed_gradient_call(
     given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out}
     strides: dict[str, tuple[int, ...]] = {name: token_strides(tensor.shape, tensor.stride()) for name, tensor in given.items()}
     strides |= {f"d_{name}": token_strides(given[name].shape, dense(tuple(given[name].shape))) for name in ("q", "k", "v")}
-    strides |= tensor_strides(problem, tensors) if tensors else {}
+    strides |= tensor_strides(problem, tensors) | gradient_strides(problem, tensors) if tensors else {}
     call = attention_call(problem, packed_workload(q, k, tokens, modifiers), strides, scale, modifiers.numbers)
     if of_tensors:
         return call

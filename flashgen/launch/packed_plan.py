@@ -46,7 +46,7 @@ class PackedPlan:
     ) -> None:
         """Checks the arguments and binds the kernel that the selection chooses."""
         problem = check_packed_call(q, k, v, tokens, causal, scale, modifiers, tensors)
-        self._on = gpu.gpu_of(q)
+        self._on, self._modifiers = gpu.gpu_of(q), modifiers
         self.before: Any = None  # what knows the next call of this signature at once: see operators/packed.py
         families_for(problem, self._on.device.target)
         self.call: Call | None = None
@@ -67,7 +67,7 @@ class PackedPlan:
         assert self.call is not None
         other = object.__new__(PackedPlan)
         other.__dict__.update(self.__dict__, call=None, before=None)
-        other.run = other._runner(q, v, with_tokens(self.call, q.shape[0], k.shape[0], *expected_lengths(q, k, tokens)))
+        other.run = other._runner(q, v, with_tokens(self.call, q.shape[0], k.shape[0], *expected_lengths(q, k, tokens, self._modifiers)))
         return other
 
     def _runner(self, q: torch.Tensor, v: torch.Tensor, call: Call | None) -> PackedRun:

@@ -82,13 +82,19 @@ def one_batch(outputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def _of_sequence(problem: Problem, tensors: Mapping[str, Tensor], one: SequenceTokens) -> dict[str, Tensor]:
-    """The operands of modifiers with as many queries and keys as the sequence has: they count from 0 in each."""
+    """The operands of modifiers with as many queries and keys as the sequence has: they count from 0 in each.
+
+    Elements of scores are 0 beyond those that there are.
+    """
     lengths = {Axis.LEN_Q: one.queries.stop - one.queries.start, Axis.LEN_KV: one.keys.stop - one.keys.start}
     found = dict(tensors)
     for operand in modifier_operands(problem):
         for dim, axis in enumerate(operand.axes):
-            if axis in lengths and found[operand.name].shape[dim] > 1:
-                found[operand.name] = found[operand.name].narrow(dim, 0, lengths[axis])
+            own = found[operand.name]
+            if axis in lengths and own.shape[dim] > 1:
+                there = own.narrow(dim, 0, min(lengths[axis], own.shape[dim]))
+                beyond = there.new_zeros([lengths[axis] - there.shape[dim] if i == dim else n for i, n in enumerate(there.shape)])
+                found[operand.name] = torch.cat([there, beyond], dim) if beyond.numel() else there
     return found
 
 

@@ -190,7 +190,7 @@ def _checked(*arguments: Any) -> tuple[PackedTensors, PackedOptions]:
     tensors, options = packed_told(*arguments)
     if packed_arguments.values_are_checked:
         check_packed_call(*_checks(tensors, options))
-        require_right_values(tensors[0], tensors[1], options.tokens(tensors))
+        require_right_values(tensors[0], tensors[1], options.tokens(tensors), options.modifiers, tensors[OF_MODIFIERS:])
     return tensors, options
 
 
@@ -222,7 +222,7 @@ def _forward_elsewhere(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
     check_packed_call(*given)
     cpu_is_allowed(tensors[0])
     if packed_arguments.values_are_checked:
-        require_right_values(tensors[0], tensors[1], options.tokens(tensors))
+        require_right_values(tensors[0], tensors[1], options.tokens(tensors), options.modifiers, tensors[OF_MODIFIERS:])
     from . import cpu
 
     return cpu.packed_attention_on_cpu(*given)

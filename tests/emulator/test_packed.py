@@ -16,7 +16,7 @@ from flashgen.build.emulator.kernel import ORDERS, EmulationOrder
 from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, RowMax, Scheduler
-from flashgen.codegen.modifier import with_sizes_to_verify
+from flashgen.codegen.modifier import reads_scores, with_sizes_to_verify
 from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.operands import Role
 from flashgen.codegen.problem import Mask, Sequences
@@ -76,6 +76,14 @@ KERNELS = {
     "sm90-masked": Packed(
         "attention_forward_sm90", 72, Mask.CAUSAL, False, (BY_HEAD, "prefix_len", "sinks"), SM90(1, 32, 2, 1, 1, ping_pong=False)
     ),
+    "generic-mask": Packed("attention_forward", 64, Mask.CAUSAL, False, ("boolean_mask",), GENERIC),
+    "generic-bias": Packed("attention_forward", 64, Mask.FULL, False, ("bias", "softcap"), GENERIC),
+    "generic-bias-and-mask": Packed("attention_forward", 72, Mask.FULL, False, ("bias_fp32", "boolean_mask", "window"), GENERIC),
+    "sm90-mask": Packed("attention_forward_sm90", 64, Mask.FULL, False, ("boolean_mask", "sinks"), SM90(2, 64, 2, 2, 1)),
+    "sm90-bias": Packed("attention_forward_sm90", 64, Mask.CAUSAL, False, ("bias",), SM90(2, 64, 2, 2, 1)),
+    "sm90-bias-and-mask": Packed(
+        "attention_forward_sm90", 72, Mask.FULL, False, ("bias_fp32", "boolean_mask"), SM90(1, 32, 2, 1, 1, ping_pong=False)
+    ),
 }
 Lengths = tuple[Sequence[int], Sequence[int]]
 FEW: Lengths = ([0, 1, 65, 200, 0, 129, 33], [5, 1, 64, 333, 70, 0, 333])
@@ -107,7 +115,9 @@ def boundaries(lengths: Sequence[int]) -> torch.Tensor:
 def drawn(spec: KernelSpec, lengths: Lengths, unused: bool = True) -> Tensors:
     """Sequences of these lengths, of which a part is used alone, between other tokens. The lengths that are expected are too short."""
     ends = [boundaries(side) for side in lengths]
-    workload = Workload(len(lengths[0]), 2, 1, 7, 7, tokens_q=int(ends[0][-1]) + 4, tokens_kv=int(ends[1][-1]) + 5)
+    # Tensors of which each score has an element end before the longest sequences do.
+    len_q, len_kv = (max(2, max(side) * 3 // 4 // 8 * 8) if reads_scores(spec.problem) else 7 for side in lengths)
+    workload = Workload(len(lengths[0]), 2, 1, len_q, len_kv, tokens_q=int(ends[0][-1]) + 4, tokens_kv=int(ends[1][-1]) + 5)
     tensors = Tensors.random(spec.problem, with_sizes_to_verify(spec.problem, workload, 1), torch.Generator().manual_seed(5))
     for side, own, ending in zip(("q", "kv"), lengths, ends, strict=True):
         tensors[f"cu_seqlens_{side}"].copy_(ending)
@@ -125,6 +135,9 @@ def poisoned(tensors: Tensors) -> Tensors:
             outside[getattr(one, of)] = False
         for name in names:
             tensors[name][outside] = torch.nan
+    for one in sequences if "bias" in tensors else ():
+        queries, keys = one.queries.stop - one.queries.start, one.keys.stop - one.keys.start
+        tensors["bias"][one.number, :, queries:] = tensors["bias"][one.number, ..., keys:] = torch.nan
     return tensors
 
 
@@ -271,6 +284,16 @@ FAULTS = [
     fault_of("keys-of-another-sequence", "kKeys, own.len_kv)", "kKeys, own.len_q)", "generic-documents"),
     fault_of("values-of-the-block-behind", "load_v(v_row,", "load_v(k_row,", "sm90-documents"),
     fault_of("values-of-the-last-block-left-out", "if (following < 0) load_v(k_row,", "if (following < 0) load_v(v_row,", "sm90-documents"),
+    fault_of("elements-of-the-first-sequence", "first + batch * batch_step", "first + 0 * batch_step", "generic-bias"),
+    fault_of("elements-of-the-first-sequence", "first + batch * batch_step", "first + 0 * batch_step", "sm90-bias"),
+    fault_of("elements-of-the-first-sequence", "first + batch * batch_step", "first + 0 * batch_step", "sm90-mask"),
+    fault_of("elements-of-the-first-head", "of_batch + first_head * head_step", "of_batch + 0 * head_step", "generic-mask"),
+    fault_of("queries-beyond-the-mask", "min(len_q, p.mask_len_q)", "len_q", "sm90-mask"),
+    fault_of("keys-beyond-the-mask", "\n                     p.mask_len_kv, {}}", "\n                     2147483647, {}}", "generic-mask"),
+    fault_of("shown-beyond-the-mask", "j * 8 < columns ? own[0] : T{}", "j * 8 < columns ? own[0] : T{1}", "generic-mask"),
+    fault_of("queries-beyond-the-bias", "len_q = min(len_q, p.bias_len_q)", "len_q = len_q", "generic-bias"),
+    fault_of("queries-beyond-the-bias", "row_keys && position.row(0, h) <= last", "row_keys", "sm90-bias"),
+    fault_of("keys-beyond-the-bias", "first_key + i < row_keys", "true", "sm90-bias"),
     fault_of("head-of-the-next-tile", "head = next_head;", "", "sm90"),
 ]
 OF_MANY = [

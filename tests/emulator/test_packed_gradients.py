@@ -17,7 +17,7 @@ from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.families.attention_backward.config import AttentionBackwardConfig
 from flashgen.codegen.families.attention_backward_persistent_sm90.config import AttentionBackwardPersistentSm90Config
 from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
-from flashgen.codegen.modifier import with_sizes_to_verify
+from flashgen.codegen.modifier import reads_scores, with_sizes_to_verify
 from flashgen.codegen.modifiers.traced import learnable_tensors, name_of_functions
 from flashgen.codegen.operands import Role
 from flashgen.codegen.problem import Mask, Sequences
@@ -89,6 +89,16 @@ KERNELS = {
     "generic-documents": Packed("attention_backward", 64, Mask.FULL, True, (BY_DOCUMENTS,), GENERIC),
     "sm90-masked": Packed("attention_backward_sm90", 64, Mask.CAUSAL, False, (BY_HEAD,), HOPPER),
     "sm90-documents": Packed("attention_backward_sm90", 64, Mask.FULL, True, (BY_DOCUMENTS,), HOPPER),
+    "generic-mask": Packed("attention_backward", 64, Mask.CAUSAL, True, ("boolean_mask",), GENERIC),
+    "generic-bias": Packed("attention_backward", 64, Mask.FULL, True, ("bias",), GENERIC),
+    "generic-bias-and-mask": Packed("attention_backward", 64, Mask.FULL, False, ("bias_fp32", "boolean_mask", "softcap"), GENERIC),
+    "sm90-mask": Packed("attention_backward_sm90", 64, Mask.FULL, False, ("boolean_mask",), HOPPER),
+    "sm90-bias": Packed("attention_backward_sm90", 64, Mask.CAUSAL, False, ("bias",), HOPPER),
+    "sm90-bias-and-mask": Packed(
+        "attention_backward_sm90", 64, Mask.FULL, True, ("bias_fp32", "boolean_mask"), AttentionBackwardSm90Config(32)
+    ),
+    "persistent-bias": Packed("attention_backward_persistent_sm90", 64, Mask.FULL, False, ("bias",), PERSISTENT),
+    "persistent-mask": Packed("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ("bias_fp32", "boolean_mask"), PERSISTENT),
     "persistent-window": Packed("attention_backward_persistent_sm90", 72, Mask.CAUSAL, False, ("prefix_len", "window")),
 }
 FIRST = ("generic", "sm90", "persistent")
@@ -120,7 +130,9 @@ def boundaries(lengths: Sequence[int]) -> torch.Tensor:
 def drawn(spec: KernelSpec, lengths: Lengths, unused: bool = True, heads: int = 4) -> Tensors:
     """Sequences of these lengths, of which a part is used alone, between other tokens. The lengths that are expected are too short."""
     ends = [boundaries(side) for side in lengths]
-    workload = Workload(len(lengths[0]), heads, 2, 7, 7, tokens_q=int(ends[0][-1]) + 4, tokens_kv=int(ends[1][-1]) + 5)
+    # Tensors of which each score has an element end before the longest sequences do.
+    len_q, len_kv = (max(2, max(side) * 3 // 4 // 8 * 8) if reads_scores(spec.problem) else 7 for side in lengths)
+    workload = Workload(len(lengths[0]), heads, 2, len_q, len_kv, tokens_q=int(ends[0][-1]) + 4, tokens_kv=int(ends[1][-1]) + 5)
     tensors = Tensors.random(spec.problem, with_sizes_to_verify(spec.problem, workload, 1), torch.Generator().manual_seed(5)).apart()
     for side, own, ending in zip(("q", "kv"), lengths, ends, strict=True):
         tensors[f"cu_seqlens_{side}"].copy_(ending)
@@ -139,6 +151,9 @@ def poisoned(tensors: Tensors) -> Tensors:
             outside[getattr(one, of)] = False
         for name in names:
             tensors[name][outside] = torch.nan
+        for one in sequences if of == "keys" and "bias" in tensors else ():
+            queries, keys = one.queries.stop - one.queries.start, one.keys.stop - one.keys.start
+            tensors["bias"][one.number, :, queries:] = tensors["bias"][one.number, ..., keys:] = torch.nan
         if of == "queries":
             for name in ("lse", "d_lse"):
                 if name in tensors:
@@ -305,6 +320,13 @@ FAULTS = [
     fault_of("tiles-of-the-first-row", "* p.seen_head + row;", "* p.seen_head;", "sm90-documents"),
     fault_of("tiles-of-another-head", "static_cast<i64>(head) * p.seen_head", "static_cast<i64>(0) * p.seen_head", "sm90-masked"),
     fault_of("sums-of-the-first-sequence", "work.first_tile + tile;", "tile;", "sm90-masked"),
+    fault_of("elements-of-the-first-sequence", "first + batch * batch_step", "first + 0 * batch_step", "generic-mask"),
+    fault_of("gradients-of-the-first-sequence", "sums.first + batch * sums", "sums.first + 0 * sums", "generic-bias"),
+    fault_of("gradients-of-the-first-sequence", "sums.first + batch * sums", "sums.first + 0 * sums", "sm90-bias"),
+    fault_of("gradients-of-the-first-sequence", "sums.first + batch * sums", "sums.first + 0 * sums", "persistent-bias"),
+    fault_of("queries-beyond-the-bias", "len_q = min(len_q, p.bias_len_q)", "len_q = len_q", "persistent-bias"),
+    fault_of("keys-beyond-the-bias", "len_kv = min(len_kv, p.bias_len_kv)", "len_kv = len_kv", "generic-bias"),
+    fault_of("what-lies-beyond-a-sequence", "row_keys && query + i <= last", "row_keys", "sm90-bias"),
     fault_of("semaphores-not-cleared", "clear_semaphores<1>(p.d_q_semaphores + block_index());", "", "sm90-ordered"),
     fault_of("turn-by-another-length", "work.first_key / kBlockKv, work.rows.len_q)", "work.first_key / kBlockKv, 1)", "sm90-ordered"),
 ]

@@ -12,6 +12,7 @@ import torch
 
 import flashgen
 from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
+from flashgen.launch import packed_arguments
 from flashgen.launch.keywords import modified_of_call
 from flashgen.launch.tensors import Tensors
 from flashgen.numerics.sequences import sequences_of
@@ -247,6 +248,117 @@ def test_a_mask_mod_and_what_it_captures(mask: Mask) -> None:
 
     case = replace(CASE, problem=replace(CASE.problem, mask=mask))
     assert differs_from_each_sequence_alone(case, changed, {}, mask_mod=mask_mod) == ""
+
+
+LONGEST_Q, LONGEST_KV = 100, 61  # of tensors for each score: there are longer sequences, and shorter ones
+
+
+def of_scores(tensor: torch.Tensor, number: int, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """What a sequence has of it: [heads or 1, queries, keys], 0 beyond its elements."""
+    own = tensor.expand(len(CASE.lengths), *tensor.shape[1:])[number]
+    for dim, wanted in ((1, len(queries)), (2, len(keys))):
+        size = own.shape[dim]
+        own = own.narrow(dim, 0, min(size, wanted)) if size > 1 else own.expand(*own.shape[:dim], wanted, *own.shape[dim + 1 :])
+        if own.shape[dim] < wanted:
+            beyond = own.new_zeros([wanted - own.shape[dim] if i == dim else n for i, n in enumerate(own.shape)])
+            own = torch.cat([own, beyond], dim)
+    return own
+
+
+def with_nothing_beyond(tensor: torch.Tensor) -> torch.Tensor:
+    """The same with NaN where a sequence of CASE has no query or no key."""
+    for number, one in enumerate(sequences_of(CASE.make("cpu"))):
+        if tensor.shape[0] > 1:
+            for dim, length in ((1, one.queries.stop - one.queries.start), (2, one.keys.stop - one.keys.start)):
+                if tensor.shape[dim + 1] > length and tensor.shape[dim + 1] > 1:
+                    tensor[number].narrow(dim, length, tensor.shape[dim + 1] - length).fill_(math.nan)
+    return tensor
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(6, 4, LONGEST_Q, LONGEST_KV), (6, 1, 1, LONGEST_KV), (1, 4, LONGEST_Q, 1)])
+def test_a_mask(sizes: tuple[int, ...]) -> None:
+    """It may lie in memory in any way, and nothing outside of it is read."""
+    mask = (torch.rand(*reversed(sizes)) < 0.7).permute(3, 2, 1, 0)
+
+    def changed(s: torch.Tensor, number: int, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return s.masked_fill(~of_scores(mask, number, queries, keys), -math.inf)
+
+    assert differs_from_each_sequence_alone(CASE, changed, {}, mask=mask) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("sizes", "dtype"),
+    [
+        ((6, 4, LONGEST_Q, LONGEST_KV), torch.float32),
+        ((6, 1, LONGEST_Q, 64), torch.bfloat16),
+        ((1, 4, LONGEST_Q, LONGEST_KV), torch.float32),
+        ((1, 1, 1, LONGEST_KV), torch.float32),
+        ((6, 4, LONGEST_Q, 1), torch.bfloat16),
+    ],
+)
+def test_a_bias_and_its_gradient(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
+    """The gradient is summed over the sequences that share it, and 0 where a sequence has no score; in memory there may be anything."""
+    bias = with_nothing_beyond(torch.randn(sizes)).to(dtype).requires_grad_()
+
+    def changed(s: torch.Tensor, number: int, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        return s + of_scores(WIDE["bias"], number, queries, keys)
+
+    assert differs_from_each_sequence_alone(CASE, changed, {"bias": bias}, bias=bias) == ""
+
+
+@pytest.mark.slow
+def test_a_bias_beside_a_mask_and_a_mask_mod() -> None:
+    bias, mask = torch.randn(6, 1, 80, 61).requires_grad_(), torch.rand(1, 4, 1, 61) < 0.8
+
+    def changed(s: torch.Tensor, number: int, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+        seen = of_scores(mask, number, queries, keys) & ((queries + number) % 3 != keys % 3)
+        return (s + of_scores(WIDE["bias"], number, queries, keys)).masked_fill(~seen, -math.inf)
+
+    options: dict[str, Any] = {"mask_mod": lambda batch, head, query, key: (query + batch) % 3 != key % 3, "mask": mask, "bias": bias}
+    assert differs_from_each_sequence_alone(CASE, changed, {"bias": bias}, **options) == ""
+
+
+def test_deterministic_gradients_of_a_bias_that_sequences_share_are_refused() -> None:
+    tensors = CASE.make("cpu")
+    bias = torch.zeros(1, 4, 150, 80, requires_grad=True)
+    given = keywords(CASE, tensors)
+    out = flashgen.attention_varlen(**given, bias=bias, deterministic=True)
+    with pytest.raises(flashgen.ArgumentError, match="deterministic must be False for the gradient of a bias that is the same for many"):
+        out.float().sum().backward()
+
+
+def test_sequences_longer_than_a_mask_are_told_where_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packed_arguments, "values_are_checked", True)
+    q, ends = torch.zeros(50, 2, 16, dtype=torch.bfloat16), torch.tensor([0, 7, 50], dtype=torch.int32)
+    given: dict[str, Any] = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends}
+    flashgen.attention_varlen(q, q, q, **given, mask=torch.ones(2, 1, 1, 43, dtype=torch.bool))
+    message = r"^mask must have elements of all 43 tokens of sequence 1 along len_kv; got 42"
+    with pytest.raises(flashgen.ArgumentError, match=message):
+        flashgen.attention_varlen(q, q, q, **given, mask=torch.ones(2, 1, 43, 42, dtype=torch.bool))
+
+
+@pytest.mark.slow
+def test_the_operators_with_a_bias_pass_pytorchs_check() -> None:
+    tensors = replace(CASE, problem=replace(CASE.problem, operation="backward")).make("cpu")
+    of_call = ("cu_seqlens_q", "cu_seqlens_kv", "seqused_q", "seqused_kv")
+    bias, mask = torch.randn(6, 1, 90, 70), torch.ones(1, 4, 90, 1, dtype=torch.bool)
+    more: tuple[Any, ...] = ("bias_fp32,boolean_mask", [], [], [bias, mask])
+    names: tuple[str, ...] = ("q", "k", "v", *of_call)
+    given = [tensors[name].nan_to_num() if name in "qkv" else tensors[name] for name in names]
+    torch.library.opcheck(torch.ops.flashgen.attention_varlen_forward.default, (*given, 90, 70, True, 0.3, *more))
+    names = ("q", "k", "v", "out", "lse", "d_out", "d_lse", *of_call)
+    given = [tensors[name].nan_to_num() if tensors[name].is_floating_point() else tensors[name] for name in names]
+    torch.library.opcheck(torch.ops.flashgen.attention_varlen_tensors_backward.default, (*given, 90, 70, True, 0.3, False, *more))
+
+
+def test_nested_tensors_with_a_mask() -> None:
+    parts = [torch.randn(length, 4, 16, generator=torch.Generator().manual_seed(length)).to(torch.bfloat16) for length in (40, 0, 65)]
+    q: Any = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    ends, values, mask = q.offsets().int(), q.values(), torch.rand(3, 1, 65, 65) < 0.5
+    out: Any = flashgen.attention_varlen(q, q, q, mask=mask)
+    assert out.values().equal(flashgen.attention_varlen(values, values, values, cu_seqlens_q=ends, cu_seqlens_kv=ends, mask=mask))
 
 
 def test_a_causal_mask_mod_is_the_calls_where_lengths_are_the_same() -> None:

@@ -346,6 +346,47 @@ def test_a_mask_mod_gets_positions_within_the_sequence_and_its_number(head_dim: 
         assert torch.equal(replayed, flashgen.attention_varlen(q, k, v, **boundaries, mask_mod=mask_mod_of(None)))
 
 
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192])
+@pytest.mark.parametrize("kind", ["mask", "bias", "key-bias", "bias-fp32", "both"])
+def test_a_bias_and_a_mask_are_of_each_sequence(head_dim: int, kind: str) -> None:
+    """By one call for each sequence, with what that has of them. The longest is longer than they are, and gets 0 beyond."""
+    ends, most = [0, 130, 130, 1500, TOKENS], 1400
+    of_tokens = torch.tensor(ends, dtype=torch.int32, device="cuda")
+    q, k, v = leaves = [torch.randn(TOKENS, HEADS, head_dim, dtype=torch.bfloat16, device="cuda").requires_grad_() for _ in range(3)]
+    into, longest = torch.randn_like(q), max(end - begin for begin, end in pairwise(ends))
+    mask, bias = None, None
+    if kind in ("mask", "both"):
+        mask = torch.rand(len(ends) - 1, HEADS, most, most, device="cuda") < 0.8
+    if kind != "mask":
+        sizes = (1, HEADS, 1, most) if kind == "key-bias" else (1 if kind == "both" else len(ends) - 1, HEADS, most, most)
+        bias = torch.randn(sizes, dtype=torch.bfloat16 if kind in ("bias", "key-bias") else torch.float32, device="cuda").requires_grad_()
+        leaves.append(bias)
+
+    def whole(tensor: torch.Tensor | None) -> torch.Tensor | None:
+        """With zeros beyond, as far as the longest sequence goes."""
+        if tensor is None:
+            return None
+        queries = longest - most if tensor.shape[2] > 1 else 0
+        return torch.nn.functional.pad(tensor, (0, longest - most, 0, queries))
+
+    with torch.enable_grad():
+        boundaries: dict[str, Any] = {"cu_seqlens_q": of_tokens, "cu_seqlens_kv": of_tokens}
+        out = flashgen.attention_varlen(q, k, v, **boundaries, causal=True, mask=mask, bias=bias)
+        found = torch.autograd.grad(out, leaves, into)
+        parts, whole_mask, whole_bias = [], whole(mask), whole(bias)
+        for number, (begin, end) in enumerate(pairwise(ends)):
+            own = (tensor[None, begin:end] for tensor in (q, k, v))
+            cut = [
+                None if t is None else t[number if len(t) > 1 else 0][None, :, : end - begin, : end - begin]
+                for t in (whole_mask, whole_bias)
+            ]
+            parts.append(flashgen.attention(*own, causal=True, mask=cut[0], bias=cut[1])[0])
+        wanted = torch.autograd.grad(torch.cat(parts), leaves, into)
+    torch.testing.assert_close(out, torch.cat(parts), atol=1e-2, rtol=1e-2)
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, atol=2e-2 * float(other.abs().max()), rtol=2e-2)
+
+
 def test_nested_tensors() -> None:
     offsets = torch.tensor([0, 100, 100, 3000, TOKENS], device="cuda")
     q, k, v = (torch.nested.nested_tensor_from_jagged(tensor, offsets) for tensor in qkv())

@@ -109,13 +109,22 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda a: a.update(seqused_kv=ends(1, 2, 3).float()), r"^seqused_kv must be torch\.int32; got torch\.float32"),
     (lambda a: a.update(alibi_slopes=torch.ones(2, 4)), r"^alibi_slopes must have the shape .*; got \(2, 4\)"),
     (lambda a: a.update(score_mod=True), r"^score_mod must be a function of \(score, batch, head, query, key\); got True"),
+    (lambda a: a.update(mask=torch.ones(3, 4, 9, 8)), r"^mask must be torch\.bool; got torch\.float32"),
+    (lambda a: a.update(mask=torch.ones(2, 1, 9, 8) > 0), r"^mask must have the shape \(batch, heads_q, len_q, len_kv\) = \(3, 4, 9, 8\)"),
+    (lambda a: a.update(mask=torch.ones(3, 1, 0, 8) > 0), r"^mask must have elements of at least one query; got the shape \(3, 1, 0, 8\)"),
+    (lambda a: a.update(mask=[True]), r"^mask must be of type Tensor; got \[True\]"),
+    (lambda a: a.update(bias=torch.ones(3, 4, 9, 8).double()), r"^bias must be torch\.(bfloat16|float16); got torch\.float64"),
+    (
+        lambda a: a.update(bias=torch.ones(3, 1, 9, 8), mask=torch.ones(8, 8) > 0),
+        r"^mask must have bias's elements of each query, 9, or one; got 8",
+    ),
     (lambda a: a.update(mask_mod=True), r"^mask_mod must be a function of \(batch, head, query, key\); got True"),
     (lambda a: a.update(sinks=torch.ones(3)), r"^sinks must have the shape .*; got \(3,\)"),
     (lambda a: a.update(k=jagged(2, 16, 3)), r"^k must be one dense tensor; got a nested one"),
     (lambda a: None, r"^q must be on a CUDA device; got cpu\. FLASHGEN_CPU=1 "),
     *(
         (lambda a, name=name: a.update({name: True}), rf"^{name} must be left out of flashgen\.attention_varlen: ")
-        for name in ("layout", "document_ids", "bias", "mask", "key_padding_mask", "block_mask")
+        for name in ("layout", "document_ids", "key_padding_mask", "block_mask")
     ),
 ]
 

@@ -256,7 +256,8 @@ class AttentionBackward(Family):
         changes = maps_scores(problem) or adds_to_scores(problem) or opens_keys(problem) or looks
         narrow = (made(128, 128, 32, 8, 1, 16, 2), made(128, 128, 32, 8, 1, 16, 1)) if problem.head_dim <= 96 else ()
         hides_much = "chunk" in problem.modifiers or {"prefix_len", "window"} <= {*problem.modifiers}  # they would spill on sm_80
-        hides_much |= looks and problem.head_dim > 96 and target.capability >= (10, 0)  # and it on sm_100a
+        many = target.capability >= (10, 0) or (problem.is_packed and problem.deterministic)
+        hides_much |= looks and problem.head_dim > 96 and many  # and it on sm_100a, or where there is much beside it
         wide = () if hides_much else (made(64, 128, 32, 8, 1, 16, 2), made(64, 128, 32, 8, 1, 16, 1))
         rows_dq = 32 if changes and target.capability < (12, 0) else 16  # with 16 it spills where scores change, with a prefix or looks
         choices = (

@@ -20,8 +20,8 @@ from flashgen.codegen.families.attention_backward_sm90.family import (
 )
 from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, panels
 from flashgen.codegen.families.attention_backward_sm90.parameters import main_parameters
-from flashgen.codegen.families.attention_backward_sm90.registers import accumulators
-from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifiers_of, with_modifiers
+from flashgen.codegen.families.attention_backward_sm90.registers import accumulators, widest_with_tensors
+from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifiers_of, reads_scores, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.packed import packed_resources
 from flashgen.codegen.packed_gradients import gradient_block, gradient_sequences
@@ -40,6 +40,7 @@ CLAIM_BYTES, PACKED_CLAIM_BYTES = 48, 64  # WorkClaims::kBytes
 MOST_SUM_STAGES = 8
 PACKED_QUERIES = 64  # of a tile for which other warps have registers enough, at any head dim
 PACKED_QUERIES_CHANGED = 80  # the most where one modifier maps scores and another one adds to them
+PACKED_QUERIES_READ = 96  # the most where scores have elements in memory, and head dims are up to that
 PROGRESS = Parameter("u32*", "d_q_progress")
 COUNTER_BYTES = 4  # an int
 
@@ -76,6 +77,9 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         if not reasons and problem.is_packed and (needed := accumulators(problem, fewest)) > MOST_ACCUMULATORS:
             has = f"need {needed} registers a thread with packed sequences and these modifiers, {MOST_ACCUMULATORS} are available"
             reasons.append(f"accumulators of {PACKED_QUERIES} queries {has}: lower head_dim or head_dim_v")
+        if not reasons and (most := widest_with_tensors(problem)) < PACKED_QUERIES:
+            has = f"registers of packed sequences with these modifiers have room for tiles of {most} queries"
+            reasons.append(f"{has}, fewer than {PACKED_QUERIES}: lower head_dim or head_dim_v")
         return reasons
 
     def check(self, problem: Problem, config: Any, target: Target) -> list[str]:
@@ -165,7 +169,10 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
 
 def _lacks_registers(problem: Problem, config: Any) -> bool:
     """Whether tiles are too wide for packed sequences, by experiment: rows of these take registers, too."""
-    widest = PACKED_QUERIES_CHANGED if maps_scores(problem) and adds_to_scores(problem) else config.block_q
+    widest = config.block_q
+    if reads_scores(problem):
+        widest = PACKED_QUERIES_READ if max(problem.head_dim, problem.head_dim_v) <= PACKED_QUERIES_READ else PACKED_QUERIES
+    widest = PACKED_QUERIES_CHANGED if maps_scores(problem) and adds_to_scores(problem) else widest
     return problem.is_packed and (accumulators(problem, config) > MOST_ACCUMULATORS or config.block_q > widest)
 
 

@@ -28,7 +28,7 @@ from . import model
 from .config import AttentionBackwardSm90Config
 from .launch import PANEL, heads_of_l2_group, map_refusals, panels, size_values, tensor_maps
 from .parameters import PARAMETERS, ROW_PARAMETERS, SUM_PARAMETERS, main_parameters
-from .registers import ACCUMULATORS, accumulators, is_crowded, modifier_reasons
+from .registers import ACCUMULATORS, accumulators, is_crowded, modifier_reasons, widest_with_tensors
 
 CONSUMERS, BLOCK_KV = 2, 128  # warpgroups, of 64 keys each
 THREADS = 128 * (CONSUMERS + 1)
@@ -40,7 +40,7 @@ SEMAPHORE_BYTES = 8  # of shared memory for each stage: SemaphoreKeeper<1>::kByt
 STAGE_BYTES = 16  # of shared memory for each stage of a pipeline: Pipeline<1>::kBytes
 FLAG = 4  # fp32 numbers behind row_lse of a tile: RowLse in templates/tile/warpgroup/backward_beside.cuh
 ROW_THREADS = 128  # of a block of the preprocess
-ROW_THREADS_PER_SM = 1024  # half as many where it reads elements of scores, or looks at each and maps them
+ROW_THREADS_PER_SM = 1024  # half as many where it reads elements of scores, or looks at each and maps them, or finds its sequence
 PACKED_ROW_THREADS_PER_SM = 768  # else it spills
 
 
@@ -91,7 +91,7 @@ class AttentionBackwardSm90(Family):
 
     def check(self, problem: Problem, config: Any, target: Target) -> list[str]:
         """See Family."""
-        limits = (("block_q", 16, min(128, widest_tile(problem)), 16), ("stages", 2, 4, 1))
+        limits = (("block_q", 16, min(128, widest_tile(problem), widest_with_tensors(problem)), 16), ("stages", 2, 4, 1))
         reasons = self.refusals(problem, target) + range_reasons(config, limits)
         return reasons or seen_tiles.block_reasons(problem, config, BLOCK_KV) or self._resource_reasons(problem, config, target)
 
@@ -216,7 +216,7 @@ class AttentionBackwardSm90(Family):
             "d_scores_stages": D_SCORES_STAGES,
             "row_threads": ROW_THREADS,
             "row_threads_per_sm": (PACKED_ROW_THREADS_PER_SM if problem.is_packed else ROW_THREADS_PER_SM)
-            // (1 + (reads_scores(problem) or (maps_scores(problem) and seen_tiles.scatters(problem)))),
+            // (1 + (reads_scores(problem) or (seen_tiles.scatters(problem) and (maps_scores(problem) or problem.is_packed)))),
             "producer_registers": PRODUCER_REGISTERS + 16 * seeks,
             "consumer_registers": CONSUMER_REGISTERS - 8 * seeks,
             "shared_bytes": self.shared_bytes(problem, config),
@@ -242,7 +242,8 @@ class AttentionBackwardSm90(Family):
 
     def space(self, problem: Problem, target: Target) -> Iterator[Config]:
         """See Family. A split helps where dQ is transposed and head dims are narrow."""
-        narrow = max(problem.head_dim, problem.head_dim_v) <= NARROW and widest_tile(problem) >= 64
+        widest = min(widest_tile(problem), widest_with_tensors(problem))
+        narrow = max(problem.head_dim, problem.head_dim_v) <= NARROW and widest >= 64
         queries = (64, 80, 96, 128) if narrow and not is_crowded(problem) else (FEWEST_QUERIES, 48, 64, 80)
         for block_q, stages, split in itertools.product(queries, (2, 3), (False, True)):
             if split and (block_q == 128 or not narrow):

@@ -39,6 +39,22 @@ def _reads_beside_others(problem: Problem) -> bool:
     return reads_scores(problem) and (len(adding) > 1 or any(one.learned for one in adding))
 
 
+def widest_with_tensors(problem: Problem) -> int:
+    """Queries of a tile, at most, where packed sequences have tensors of which each score has an element: where both end takes registers.
+
+    By experiment, the fewer the more terms there are, and the wider gradients are, and fewer where additions have an order.
+    """
+    if not problem.is_packed or not reads_scores(problem):
+        return 2**31
+    gradients = (padded(problem.head_dim) + padded(problem.head_dim_v)) // 2
+    several = sum(one.adds_to_scores for one in modifiers_of(problem)) > 1
+    if gradients <= WIDE // 2:
+        return (80 if problem.deterministic else 96) if several else 128
+    if several:
+        return 64 if gradients < WIDE else 48
+    return (64 if scatters(problem) else 80) if problem.deterministic else 128
+
+
 def accumulators(problem: Problem, config: Any) -> int:
     """Registers a thread of dK and dV, with S and dP beside them or, if that is more, with dQ and dS, and P if it is still needed.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Self
 
+import torch
 from torch import Tensor
 
 from ..link import Link, Rows
@@ -37,8 +38,9 @@ class BiasLink(Link):
             return
         batch, heads, queries = _indices(total, rows, rows.heads[0])
         own = (d_scores.square() if squared else d_scores).to(total.dtype)
-        own = own.sum(-1, keepdim=True) if total.shape[3] == 1 else own
-        total[batch].index_put_((heads, queries), own, accumulate=True)
+        own = own.sum(-1, keepdim=True) if total.shape[3] == 1 else own[:, : total.shape[3]]  # packed sequences may be longer, or shorter
+        there = rows.queries < total.shape[2] if total.shape[2] > 1 else torch.ones_like(rows.queries, dtype=torch.bool)
+        total[batch][..., : own.shape[1]].index_put_((heads[there], queries[there]), own[there], accumulate=True)
 
 
 def _indices(tensor: Tensor, rows: Rows, heads: Tensor) -> tuple[int, Tensor, Tensor]:

@@ -13,7 +13,12 @@ struct FetchedTensor : ScoreTensor<T> {
         const int end = Position::kRowsAreKeys ? position.first_row + 16 : position.first_column + kColumns;
         const u64 starts = reinterpret_cast<u64>(this->of_row[0]) | reinterpret_cast<u64>(this->of_row[Position::kTwoHeads]);
         const bool chunks = this->key_step == 1 && this->query_step % 8 == 0 && starts % 16 == 0;
+//% if packed
+        const int row_keys = this->row_keys;
+        if (vote_sync_any(!chunks) || (end > row_keys && row_keys % 8 != 0)) return false;
+//% else
         if (vote_sync_any(!chunks) || (end > this->len_kv && this->len_kv % 8 != 0)) return false;
+//% endif
         barrier_warp_sync();  // all lanes have read what was there
         u32 lane = lane_index();
         launder(lane);  // else the compiler would keep addresses in registers
@@ -24,11 +29,21 @@ struct FetchedTensor : ScoreTensor<T> {
             const int query = position.first_column + static_cast<int>(lane / 2);
             const SharedAddress own_chunk = by_query(to, lane / 2, lane % 2);
 #pragma unroll
+//% if packed
+            for (int i = 0; i < kColumns; i += 16)
+                cp_async_16(own_chunk + i * 32, own + static_cast<i64>(min(query + i, last)) * this->query_step,
+                            first_key < row_keys && query + i <= last);
+//% else
             for (int i = 0; i < kColumns; i += 16)
                 cp_async_16(own_chunk + i * 32, own + static_cast<i64>(min(query + i, last)) * this->query_step, first_key < this->len_kv);
+//% endif
         } else if (Position::kOneHead && this->query_step == 0) {  // all rows are the same: the first one is enough
             const int chunk = static_cast<int>(lane), first_key = position.first_column + chunk * 8;
+//% if packed
+            if (chunk < kColumns / 8) cp_async_16(chunks_on(to, lane), this->of_row[0] + first_key, first_key < row_keys);
+//% else
             if (chunk < kColumns / 8) cp_async_16(chunks_on(to, lane), this->of_row[0] + first_key, first_key < this->len_kv);
+//% endif
         } else {
             const SharedAddress own_chunk = by_row(to, lane / 4, lane % 4);
             const int first_key = position.first_column + static_cast<int>(lane) % 4 * 8;
@@ -38,7 +53,11 @@ struct FetchedTensor : ScoreTensor<T> {
                 const T* own = this->of_row[Position::kTwoHeads * h] + query * this->query_step + first_key;
 #pragma unroll
                 for (int i = 0; i < kColumns; i += 32)  // a panel may have more columns
+//% if packed
+                    cp_async_16(chunks_on(own_chunk, i / 8) + h * 8 * 128, own + i, first_key + i < row_keys && position.row(0, h) <= last);
+//% else
                     cp_async_16(chunks_on(own_chunk, i / 8) + h * 8 * 128, own + i, first_key + i < this->len_kv);
+//% endif
             }
         }
         cp_async_commit_group();

@@ -1,4 +1,8 @@
 // Tensors [batch, heads_q, len_q, len_kv] of which each score has an element, in memory in any way: a step is 0 where they are the same.
+//% if packed
+// A packed sequence may be longer than its part of the tensor: elements that are not there are 0, and so are those of queries past its end,
+// where the tensor may have anything.
+//% endif
 
 // Two neighbouring elements as one word in memory.
 template <class T, int kBytes = sizeof(T)>
@@ -24,27 +28,48 @@ struct ScoreTensor {
     const T* first;
     i64 batch_step, head_step;
     int query_step, key_step, len_q, len_kv;
+//% if packed
+    int row_keys;        // of a row in memory; len_q and len_kv count those of the sequence that are there
+//% endif
     const T* of_row[2];  // of the heads of a lane's rows lane/4 and lane/4 + 8
 
     __device__ __forceinline__ void load_heads(int batch, int first_head, int second_head) {
         const T* of_batch = first + batch * batch_step;
         of_row[0] = of_batch + first_head * head_step, of_row[1] = of_batch + second_head * head_step;
     }
+//% if packed
+    __device__ __forceinline__ T at(int query, int key) const {
+        if (query >= len_q || key >= len_kv) return {};
+        return of_row[0][static_cast<i64>(query) * query_step + static_cast<i64>(key) * key_step];
+    }
+    // Calls change(s, element) for each score of a fragment.
+//% else
     // Of a query and a key; of the last ones for those past the end, which others hide.
     __device__ __forceinline__ T at(int query, int key) const {
         return of_row[0][static_cast<i64>(min(query, len_q - 1)) * query_step + static_cast<i64>(min(key, len_kv - 1)) * key_step];
     }
     // Calls change(s, element) for each score of a fragment that has an element.
+//% endif
     template <class Position, int kRowTiles, int kTiles, class Change>
     __device__ __forceinline__ void for_each(float (&S)[kRowTiles][kTiles][4], const Position& position, const Change& change) const {
         const int row_step = Position::kRowsAreKeys ? key_step : query_step, step = Position::kRowsAreKeys ? query_step : key_step;
+//% if packed
+        const int rows = Position::kRowsAreKeys ? row_keys : len_q;  // others hide keys past the end
+        const int column = position.first_column + lane_index() % 4 * 2;
+//% else
         const int rows = Position::kRowsAreKeys ? len_kv : len_q;
         const int column = position.first_column + lane_index() % 4 * 2, columns = (Position::kRowsAreKeys ? len_q : len_kv) - column;
+//% endif
 #pragma unroll
         for (int i = 0; i < kRowTiles; ++i)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
+//% if packed
+                const i64 row = position.row(i, h) < rows ? position.row(i, h) : 0;
+                const int columns = position.row(i, h) < rows ? (Position::kRowsAreKeys ? len_q : row_keys) - column : 0;
+//% else
                 const i64 row = min(position.row(i, h), rows - 1);
+//% endif
                 const T* own = of_row[Position::kTwoHeads * h] + row * row_step + static_cast<i64>(column) * step;
                 const bool aligned = reinterpret_cast<u64>(own) % sizeof(ElementPair<T>) == 0;
                 if (!Position::kRowsAreKeys && step == 1 && aligned && columns > kTiles * 8 - 7) {
@@ -58,8 +83,13 @@ struct ScoreTensor {
                 }
 #pragma unroll
                 for (int j = 0; j < kTiles; ++j) {
+//% if packed
+                    change(S[i][j][h * 2], j * 8 < columns ? own[0] : T{});
+                    change(S[i][j][h * 2 + 1], j * 8 + 1 < columns ? own[step] : T{});
+//% else
                     if (j * 8 < columns) change(S[i][j][h * 2], own[0]);
                     if (j * 8 + 1 < columns) change(S[i][j][h * 2 + 1], own[step]);
+//% endif
                     own += 8 * step;
                     launder(own);  // else the compiler would keep the distances of all columns in registers
                 }

@@ -23,8 +23,14 @@ struct Bias : HidesNothing<Bias<T>>, ScoreTensor<T> {
 
     template <class Parameters>
     __device__ __forceinline__ static Bias of(const Parameters& p, int len_q, int len_kv) {
+//% if packed
+        len_q = min(len_q, p.bias_len_q), len_kv = min(len_kv, p.bias_len_kv);
+        return {{},
+                {reinterpret_cast<const T*>(p.bias), p.bias_batch, p.bias_head, p.bias_query, p.bias_key, len_q, len_kv, p.bias_len_kv, {}},
+//% else
         return {{},
                 {reinterpret_cast<const T*>(p.bias), p.bias_batch, p.bias_head, p.bias_query, p.bias_key, len_q, len_kv, {}},
+//% endif
 //% if collects
                 p.bias_per_unit,
                 {p.d_bias_sum, p.d_bias_sum_batch, p.d_bias_sum_head, p.d_bias_sum_query, p.d_bias_sum_key, len_q, len_kv, nullptr}};

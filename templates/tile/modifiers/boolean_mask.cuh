@@ -5,7 +5,12 @@ struct BooleanMask : HidesNothing<BooleanMask>, ScoreTensor<unsigned char> {
 
     template <class Parameters>
     __device__ __forceinline__ static BooleanMask of(const Parameters& p, int len_q, int len_kv) {
+//% if packed
+        return {{}, {p.mask, p.mask_batch, p.mask_head, p.mask_query, p.mask_key, min(len_q, p.mask_len_q), min(len_kv, p.mask_len_kv),
+                     p.mask_len_kv, {}}};
+//% else
         return {{}, {p.mask, p.mask_batch, p.mask_head, p.mask_query, p.mask_key, len_q, len_kv, {}}};
+//% endif
     }
     __device__ __forceinline__ float changed(float s, int query, int key) const { return at(query, key) ? s : -infinity(); }
 
