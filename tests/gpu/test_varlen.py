@@ -346,8 +346,10 @@ def test_a_mask_mod_gets_positions_within_the_sequence_and_its_number(head_dim: 
         assert torch.equal(replayed, flashgen.attention_varlen(q, k, v, **boundaries, mask_mod=mask_mod_of(None)))
 
 
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 192])
-@pytest.mark.parametrize("kind", ["mask", "bias", "key-bias", "bias-fp32", "both"])
+@pytest.mark.parametrize(
+    ("head_dim", "kind"),
+    [(64, "mask"), (64, "bias"), (64, "key-bias"), (96, "both"), (128, "bias-fp32"), (128, "both"), (128, "mask"), (192, "bias")],
+)
 def test_a_bias_and_a_mask_are_of_each_sequence(head_dim: int, kind: str) -> None:
     """By one call for each sequence, with what that has of them. The longest is longer than they are, and gets 0 beyond."""
     ends, most = [0, 130, 130, 1500, TOKENS], 1400

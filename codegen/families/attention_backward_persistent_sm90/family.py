@@ -39,8 +39,8 @@ REGISTERS = (40, 232)  # of a thread of these warps, and of a consumer, then
 CLAIM_BYTES, PACKED_CLAIM_BYTES = 48, 64  # WorkClaims::kBytes
 MOST_SUM_STAGES = 8
 PACKED_QUERIES = 64  # of a tile for which other warps have registers enough, at any head dim
-PACKED_QUERIES_CHANGED = 80  # the most where one modifier maps scores and another one adds to them
-PACKED_QUERIES_READ = 96  # the most where scores have elements in memory, and head dims are up to that
+PACKED_QUERIES_CHANGED = 80  # the most where one modifier maps scores and another one adds to them, or scores have elements in memory
+WIDEST_CHANGED = 96  # head dims with which there may be so many beside elements in memory
 PROGRESS = Parameter("u32*", "d_q_progress")
 COUNTER_BYTES = 4  # an int
 
@@ -169,10 +169,9 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
 
 def _lacks_registers(problem: Problem, config: Any) -> bool:
     """Whether tiles are too wide for packed sequences, by experiment: rows of these take registers, too."""
-    widest = config.block_q
-    if reads_scores(problem):
-        widest = PACKED_QUERIES_READ if max(problem.head_dim, problem.head_dim_v) <= PACKED_QUERIES_READ else PACKED_QUERIES
-    widest = PACKED_QUERIES_CHANGED if maps_scores(problem) and adds_to_scores(problem) else widest
+    changes, reads = maps_scores(problem) and adds_to_scores(problem), reads_scores(problem)
+    widest = PACKED_QUERIES_CHANGED if changes or reads else config.block_q
+    widest = PACKED_QUERIES if reads and max(problem.head_dim, problem.head_dim_v) > WIDEST_CHANGED else widest
     return problem.is_packed and (accumulators(problem, config) > MOST_ACCUMULATORS or config.block_q > widest)
 
 

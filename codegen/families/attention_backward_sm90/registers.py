@@ -49,9 +49,10 @@ def widest_with_tensors(problem: Problem) -> int:
     gradients = (padded(problem.head_dim) + padded(problem.head_dim_v)) // 2
     several = sum(one.adds_to_scores for one in modifiers_of(problem)) > 1
     if gradients <= WIDE // 2:
-        return (80 if problem.deterministic else 96) if several else 128
+        return (64 if problem.deterministic else 96) if several else 128
     if several:
-        return 64 if gradients < WIDE else 48
+        is_fp32 = any(one.reads_scores and one.learned and not one.fetched for one in modifiers_of(problem))
+        return 32 if is_fp32 and gradients >= WIDE else 64
     return (64 if scatters(problem) else 80) if problem.deterministic else 128
 
 
