@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from .errors import ArgumentError, shown
 from .family import Traffic
-from .modifier import modifier_operands, modifiers_of
+from .modifier import modifier_operands, modifiers_of, reads_scores
 from .modifiers import kind_of
 from .operands import Call, View
 from .operation import operation_of, view_of
@@ -59,13 +59,15 @@ def with_keys(call: Call, len_kv: int) -> Call:
 def with_tokens(call: Call, tokens_q: int, tokens_kv: int, len_q: int, len_kv: int) -> Call:
     """The call of packed sequences with other tokens and expected lengths, and all else as it is: more than one token in both calls.
 
-    Not for modifiers whose tensors have an element for each query or key of a sequence, unless lengths are what these have.
+    Of modifiers' tensors that have an element for each query or key of a sequence, only those of scores follow the lengths.
     """
     views, w = dict(call.views), call.workload
     for name, tokens in (("q", tokens_q), ("k", tokens_kv), ("v", tokens_kv), ("out", tokens_q)):
         (_, heads, columns), strides = views[name]
         views[name] = View((tokens, heads, columns), strides)
     views["lse"] = View((w.heads_q, tokens_q), (tokens_q, 1))
+    if call.problem.modifiers and reads_scores(call.problem):
+        views |= {name: View((*of[:2], len_q, len_kv), strides) for name, (of, strides) in views.items() if len(of) == 4}
     sizes = w.batch, w.heads_q, w.heads_kv, len_q, len_kv
     return Call(call.problem, Workload(*sizes, w.window_left, w.window_right, w.chunk, tokens_q, tokens_kv), views, call.scalars)
 

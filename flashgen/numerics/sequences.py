@@ -90,12 +90,19 @@ def _of_sequence(problem: Problem, tensors: Mapping[str, Tensor], one: SequenceT
     found = dict(tensors)
     for operand in modifier_operands(problem):
         for dim, axis in enumerate(operand.axes):
-            own = found[operand.name]
-            if axis in lengths and own.shape[dim] > 1:
-                there = own.narrow(dim, 0, min(lengths[axis], own.shape[dim]))
-                beyond = there.new_zeros([lengths[axis] - there.shape[dim] if i == dim else n for i, n in enumerate(there.shape)])
-                found[operand.name] = torch.cat([there, beyond], dim) if beyond.numel() else there
+            if axis in lengths:
+                found[operand.name] = _of_length(found[operand.name], dim, lengths[axis])
     return found
+
+
+def _of_length(tensor: Tensor, dim: int, length: int) -> Tensor:
+    """The first elements along a dimension, with zeros behind them if there are fewer; one element is that of all."""
+    size = tensor.shape[dim]
+    if size == 1:
+        return tensor.expand(*(length if i == dim else -1 for i in range(tensor.ndim)))
+    there = tensor.narrow(dim, 0, min(length, size))
+    beyond = there.new_zeros([max(0, length - size) if i == dim else n for i, n in enumerate(there.shape)])
+    return torch.cat([there, beyond], dim) if length > size else there
 
 
 def dense_parts(

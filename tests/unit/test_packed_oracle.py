@@ -37,6 +37,25 @@ def boundaries(*ends: int) -> Tensor:
 SCALARS = {"scale": 0.3, "softcap": 2.0, "dropout_p": 0.3}
 
 
+def test_elements_beyond_a_tensor_are_0_and_one_is_that_of_all() -> None:
+    """Of tensors that have an element for each score, where sequences are longer."""
+    problem = packed(Mask.FULL, "bias", "boolean_mask")
+    tensors = drawn(problem, Workload(2, 4, 2, 10, 12, tokens_q=60, tokens_kv=80))
+    tensors["mask"].fill_(True)
+    found = oracle_of(problem).exact(problem, tensors, SCALARS)
+    for one in sequences_of(tensors):
+        lengths = one.queries.stop - one.queries.start, one.keys.stop - one.keys.start
+        queries, keys = min(lengths[0], 10), min(lengths[1], 12)
+        nothing = found["lse"][:, one.queries][:, queries:]
+        assert (nothing == -math.inf).all(), "the mask hides what it has no element of"
+        rows, seen = slice(one.queries.start, one.queries.start + queries), slice(one.keys.start, one.keys.start + keys)
+        own = tensors["bias"][one.number, :, :queries, :keys].double()
+        q, k = tensors["q"][rows].double().transpose(0, 1), tensors["k"][seen].double().transpose(0, 1).repeat_interleave(2, 0)
+        torch.testing.assert_close(found["lse"][:, rows], (q @ k.mT * SCALARS["scale"] + own).logsumexp(-1))
+    for_all = tensors.replacing(mask=torch.ones(2, 1, 1, 1, dtype=torch.bool).expand(2, 4, 1, 1))
+    assert oracle_of(problem).exact(problem, for_all, SCALARS)["lse"][:, sequences_of(tensors)[0].queries].isfinite().all()
+
+
 @pytest.mark.parametrize("modifiers", [(), ("softcap", "sinks"), ("alibi",), ("prefix_len",), ("dropout",), ("bias",)])
 @pytest.mark.parametrize("mask", list(Mask))
 def test_each_sequence_is_as_if_it_were_alone(mask: Mask, modifiers: tuple[str, ...]) -> None:

@@ -335,6 +335,20 @@ def test_another_number_of_tokens_is_the_same_call_as_if_planned_anew(bound: lis
     assert bound[1].call == bound[2].call
 
 
+@pytest.mark.parametrize("changes", [{"tokens_q": 33, "tokens_kv": 7}, {"tokens_kv": 51, "max_q": 9}, {"tokens_q": 50, "max_q": 1000}])
+def test_tensors_of_scores_keep_their_keys_whatever_the_tokens(bound: list[Bound], changes: dict[str, Any]) -> None:
+    """Here for all queries, whose expected number may change."""
+    mask = torch.zeros(3, 1, 1, 40, dtype=torch.bool)
+    modified: dict[str, Any] = {"modifiers": Given(("boolean_mask",)), "others": (OnGpu(mask),), "max_kv": 40}
+    plan_of(*given(OnGpu, **modified))
+    plan_of(*given(OnGpu, **modified, **changes))
+    plans._LOCAL.__dict__.clear()
+    plan_of(*given(OnGpu, **modified, **changes))
+    assert len(bound) == 3
+    assert bound[1].call == bound[2].call
+    assert bound[0].call.views["mask"].sizes[3] == bound[1].call.views["mask"].sizes[3] == 40
+
+
 def test_checks_are_left_out_for_other_tokens_alone(bound: list[Bound], monkeypatch: pytest.MonkeyPatch) -> None:
     checked: list[int] = []
 
