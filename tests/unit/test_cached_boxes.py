@@ -7,8 +7,8 @@ import itertools
 import pytest
 
 from flashgen.codegen.attention import attention_call
+from flashgen.codegen.cached import ATOM_ROWS, box_keys
 from flashgen.codegen.devices import find_device
-from flashgen.codegen.families.attention_decode_sm90.boxes import ATOM_ROWS, box_keys
 from flashgen.codegen.families.attention_decode_sm90.config import AttentionDecodeSm90Config as Config
 from flashgen.codegen.families.attention_decode_sm90.family import FAMILY
 from flashgen.codegen.families.attention_decode_sm90.storage import query_stages

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import math
-
 from flashgen.codegen.attention import reciprocal
-from flashgen.codegen.cached import SUMS_BYTES, cached_block, cached_values
+from flashgen.codegen.cached import SUMS_BYTES, box_keys, cached_block, cached_values
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.workload import Workload
 
 from .config import BARRIER_BYTES, AttentionDecodeSm90Config
 
-ATOM_ROWS = 8  # of the 128-byte swizzle: a box begins with one in shared memory, so its rows are a multiple
 PART_COST = 2  # key tiles that a part of a head takes as long as, beside its own: kPartCost in cached_key_tiles.cuh
 _BATCHES, _BATCH_BOXES, _BOX_BYTES = 4, 32, 16  # kBoxBatches, a warp's lanes, and what each of them keeps, in decode_storage.cuh
 _WARP_BYTES = 4  # of BlockScan, for each warp
@@ -24,11 +20,6 @@ def box_block(block: ParameterBlock) -> ParameterBlock:
     """The parameters with those of a cache and of boxes."""
     more = (*(Parameter("u64", f"{name}_reciprocal") for name in _DIVISORS), *(Parameter("int", name) for name in _NUMBERS))
     return cached_block(block).with_fields(*more)
-
-
-def box_keys(workload: Workload, block_kv: int) -> int:
-    """Keys of a box: as many as divide both tile and page. Where a sequence has one page alone, a tile: behind the page are zeros."""
-    return math.gcd(block_kv, workload.page_size) if workload.table_pages > 1 else block_kv
 
 
 def box_values(values: dict[str, int | float], call: Call, block_kv: int) -> dict[str, int | float]:
@@ -52,14 +43,3 @@ def box_bytes(config: AttentionDecodeSm90Config) -> int:
     """Shared memory of boxes, lengths and what adds them up."""
     boxes = _BATCHES * (_BATCH_BOXES * _BOX_BYTES + BARRIER_BYTES)
     return boxes + 4 * (config.consumers + 1) * _WARP_BYTES + SUMS_BYTES
-
-
-def page_reasons(workload: Workload) -> list[str]:
-    """Why tensor copies cannot take a cache: the rest of `call_refusals` is that of dense sequences."""
-    reasons = []
-    if not workload.pages:
-        reasons.append("pages must be at least 1 for tensor copies; got 0")
-    if workload.table_pages > 1 and workload.page_size % ATOM_ROWS:
-        size = workload.page_size
-        reasons.append(f"page_size must be a multiple of {ATOM_ROWS} for tensor copies where a sequence has several pages; got {size}")
-    return reasons

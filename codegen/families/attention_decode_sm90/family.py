@@ -9,7 +9,7 @@ from functools import cache
 
 from flashgen.codegen import wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values
-from flashgen.codegen.cached import ENTRIES, with_cached_files
+from flashgen.codegen.cached import ENTRIES, box_keys, page_reasons, with_cached_files
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.operands import Call
@@ -21,7 +21,7 @@ from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_s
 from flashgen.codegen.workload import Workload
 
 from . import model, storage
-from .boxes import PART_COST, box_block, box_keys, box_values, page_reasons
+from .boxes import PART_COST, box_block, box_values
 from .config import AttentionDecodeSm90Config
 from .rows import COUNTED_ROWS, RowTiles, blocks_for, size_reasons, tiles_of
 
