@@ -8,7 +8,8 @@ import torch
 
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.codegen.operation import operation_of
-from flashgen.codegen.problem import Problem
+from flashgen.codegen.operations.forward import BLOCK_TABLE, CACHE_LEFTPAD, CACHE_SEQLENS
+from flashgen.codegen.problem import Pass, Problem
 from flashgen.codegen.workload import Workload
 
 from ..launch.bound import BoundCall, addresses_of
@@ -30,9 +31,9 @@ class Bench:
         """Allocates and fills the inputs: at least twice the L2, at most 8 sets."""
         generator = torch.Generator(torch.device("cuda", device)).manual_seed(seed)
         self.problem, self.workload, self.seed = problem, workload, seed
-        first = Tensors.random(problem, workload, generator)
+        first = usual_inputs(problem, workload, generator)
         count = input_sets(operation_of(problem).io_bytes(problem, workload), torch.cuda.get_device_properties(device).L2_cache_size)
-        self.sets = [first, *(Tensors.random(problem, workload, generator) for _ in range(count - 1))]
+        self.sets = [first, *(usual_inputs(problem, workload, generator) for _ in range(count - 1))]
 
     def expected(self) -> Expected:
         """What a sample of the first set's outputs must be."""
@@ -60,7 +61,8 @@ class Bench:
 
     def _timer(self, kernel: Kernel, round_seconds: float, with_all: bool) -> Timer:
         bound, operands = BoundCall(kernel, self.sets[0].call()), self.sets[0].operands
-        unwanted = () if with_all else [operand.name for operand in operands if operand.optional]  # most calls do not want them
+        # Most calls do not want them; but where keys are in several pages, only the table says in which.
+        unwanted = () if with_all else [operand.name for operand in operands if operand.optional and operand.name != BLOCK_TABLE]
         addresses = [addresses_of(kernel.operands, tensors, unwanted) for tensors in self.sets]
         stream = torch.cuda.current_stream
 
@@ -68,3 +70,15 @@ class Bench:
             bound.enqueue(stream().cuda_stream, *addresses[i])
 
         return Timer(launch, len(addresses), round_seconds)
+
+
+def usual_inputs(problem: Problem, workload: Workload, generator: torch.Generator) -> Tensors:
+    """What is drawn to be verified, but where attention finds keys in a cache, sequences have all keys that they may have.
+
+    By these the FLOPs and bytes of a workload are counted.
+    """
+    drawn = Tensors.random(problem, workload, generator)
+    if not problem.is_cached or problem.operation != Pass.FORWARD.value:
+        return drawn
+    drawn[CACHE_SEQLENS].fill_(workload.len_kv)
+    return Tensors(problem, workload, {name: tensor for name, tensor in drawn.items() if name != CACHE_LEFTPAD})
