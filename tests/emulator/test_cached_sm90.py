@@ -17,7 +17,7 @@ from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.families.attention_decode_sm90.boxes import PART_COST
 from flashgen.codegen.families.attention_decode_sm90.config import AttentionDecodeSm90Config
 from flashgen.codegen.operands import Role
-from flashgen.codegen.problem import Dtype, Mask, Sequences
+from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.program import Program
 from flashgen.codegen.render import Atoms, Source
 from flashgen.codegen.spec import KernelSpec
@@ -66,17 +66,21 @@ class Cache:
 
     def make(self, kernel: str) -> Tensors:
         """The tensors of a call of the kernel of that name; what no sequence uses is NaN."""
-        batch, spec = len(self.lengths), KERNELS[kernel].spec()
+        return self.of(KERNELS[kernel].spec().problem, QUERIES[kernel])
+
+    def of(self, problem: Problem, len_q: int, heads: tuple[int, int] = (6, 2)) -> Tensors:
+        """The same of any kernel of a problem, with so many queries of each sequence."""
+        batch = len(self.lengths)
         pages = 3 if self.shared else batch * self.pages + 1
         size = {"page_size": self.page, "table_pages": self.pages, "pages": pages}
-        workload = Workload(batch, 6, 2, QUERIES[kernel], self.page * self.pages, **size)
-        tensors = Tensors.random(spec.problem, workload, torch.Generator().manual_seed(5))
+        workload = Workload(batch, *heads, len_q, self.page * self.pages, **size)
+        tensors = Tensors.random(problem, workload, torch.Generator().manual_seed(5))
         tensors["cache_seqlens"].copy_(torch.tensor(self.lengths))
         tensors["cache_leftpad"].copy_(torch.tensor(self.padding or [0] * batch))
         if not self.table:
-            tensors = Tensors(spec.problem, workload, {name: one for name, one in tensors.items() if name != "block_table"})
+            tensors = Tensors(problem, workload, {name: one for name, one in tensors.items() if name != "block_table"})
         if self.padding is None:
-            tensors = Tensors(spec.problem, workload, {name: one for name, one in tensors.items() if name != "cache_leftpad"})
+            tensors = Tensors(problem, workload, {name: one for name, one in tensors.items() if name != "cache_leftpad"})
         return poisoned(tensors)
 
 

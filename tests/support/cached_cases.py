@@ -151,7 +151,7 @@ def random_cached_cases(count: int, seed: int, longest: int = LONGEST, pairs: in
 def _random_case(rng: random.Random, index: int, longest: int, pairs: int) -> CachedCase:
     problem = PROBLEMS[index % len(PROBLEMS)]
     batch, heads_kv, group = rng.choice((1, 2, 3, 5, 16, 70)), rng.choice((1, 2, 3, 8)), rng.choice((1, 1, 2, 4, 5, 8))
-    len_q = rng.choice((1, 1, 1, 2, 3, 5, 16, 70))
+    len_q = rng.choice((1, 1, 1, 2, 3, 5, 16, 70, 300))
     heads = heads_kv * group
     lengths = [_length(rng, longest) for _ in range(batch)]
     all_have_room = reads_scores(problem)  # tensors have elements of all keys that a sequence has room for

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from flashgen.codegen import packed, seen_tiles, wgmma
+from flashgen.codegen import cached, packed, seen_tiles, wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
@@ -24,8 +24,9 @@ from flashgen.codegen.tensor_map import STRIDE_END
 from flashgen.codegen.workload import Workload, equal_lengths
 
 from . import model
-from .config import PACK_GQA, TILE_BYTES, AttentionForwardSm90Config, RowMax, Scheduler
+from .config import PACK_GQA, STAGE_BYTES, TILE_BYTES, AttentionForwardSm90Config, RowMax, Scheduler
 from .launch import PANEL, forward_maps, most_work_tiles, packed_tile_values, tile_values, work_tiles
+from .pages import cached_modifier_reasons, page_block, page_values, with_page_files
 from .registers import registers_given, registers_needed
 
 SUM_BYTES = 8  # of shared memory for the statistics of each row: kStatisticsBytes in forward_storage.cuh
@@ -70,11 +71,14 @@ class AttentionForwardSm90(Family):
     def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """See Family."""
         tiles = with_linear_terms(self.tiles, problem)
+        if problem.is_cached:
+            return self.atoms, with_page_files(tiles)
         return packed.with_packed_files((*self.atoms, "griddepcontrol", "cp_async"), tiles) if problem.is_packed else (self.atoms, tiles)
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
         """See Family."""
-        reasons = problem_reasons(problem, self.operation, self.modifiers, packed=True) + packed.packed_reasons(problem)
+        reasons = problem_reasons(problem, self.operation, self.modifiers, packed=True, cached=True)
+        reasons += packed.packed_reasons(problem) + cached_modifier_reasons(problem)
         if target.name != "sm_90a":
             reasons.append(f"target must be sm_90a; got {target.name}")
         return reasons
@@ -98,6 +102,10 @@ class AttentionForwardSm90(Family):
         if problem.is_packed and (config.pack_gqa > 1 or not config.dynamic):
             given = f"{config.scheduler.value} and {config.pack_gqa}"
             reasons.append(f"scheduler must be dynamic and pack_gqa 1 with packed sequences; got {given}")
+        if problem.is_cached and not config.dynamic:
+            reasons.append(f"scheduler must be dynamic with sequences in a cache; got {config.scheduler.value}")
+        if problem.is_cached and config.warpgroups == 3:
+            reasons.append("warpgroups must be at most 2 with sequences in a cache: two warps of the other four load; got 3")
         if config.warpgroups == 3 and not config.dynamic:
             reasons.append("scheduler must be dynamic with warpgroups 3: the static one does not fit 160 registers; got static")
         return reasons or seen_tiles.block_reasons(problem, config) or self._resource_reasons(problem, config, target)
@@ -133,7 +141,7 @@ class AttentionForwardSm90(Family):
         """See Family."""
         in_turn = reads_scores(problem) and not problem.is_packed
         block = seen_tiles.with_seen_tiles(self.parameters.with_fields(*OF_BATCHES) if in_turn else self.parameters, problem)
-        block = with_modifiers(packed.packed_block(block, problem), problem)
+        block = with_modifiers(page_block(packed.packed_block(block, problem), problem), problem)
         return (*packed.packed_kernels(problem), *seen_tiles.tile_kernels(problem), KernelText(block))
 
     def resources(self, problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
@@ -152,7 +160,10 @@ class AttentionForwardSm90(Family):
         tiles += config.block_q * _panels(config.block_kv) if problem.modifiers and fetches(problem) else 0  # fetched_bytes
         tiles += linear_columns(problem) * _panels(config.block_kv) if problem.modifiers else 0
         words = seen_tiles.word_bytes(problem, config.stages, 1) if problem.modifiers else 0
-        words += (config.work_slots + 2) * TILE_BYTES if problem.is_packed else 0  # sequences of tiles, and the tile found last
+        words += (
+            (config.work_slots + 2) * TILE_BYTES if problem.is_packed or problem.is_cached else 0
+        )  # sequences of tiles, and the tile found last
+        words += STAGE_BYTES if problem.is_cached else 0  # of values that the producer zeroes rows of
         return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + config.barrier_bytes + words
 
     def program(self, config: AttentionForwardSm90Config, call: Call, device: Device) -> Program:
@@ -163,6 +174,7 @@ class AttentionForwardSm90(Family):
         values = tile_values(problem, config, call.workload)
         grid = min(int(values["tiles"]), self.blocks_per_sm(problem, config) * device.sm_count)
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
+        values |= page_values(call, config.block_kv) if problem.is_cached else {}
         values |= {"batches": batch, "batches_reciprocal": reciprocal(batch)} if reads_scores(problem) else {}
         tiles = self._seen_tiles(config, call)
         launch = KernelLaunch(grid, values | tiles.values, forward_maps(config, call))
@@ -209,6 +221,8 @@ class AttentionForwardSm90(Family):
         reasons, end = [], STRIDE_END // call.problem.dtype.bytes
         if not call.workload.len_kv:
             reasons.append("len_kv must be at least 1 for tensor copies; got 0")
+        if call.problem.is_cached:
+            reasons += cached.page_reasons(call.workload)
         for name in TENSORS:
             if (longest := max(call.views[name].strides)) >= end:
                 reasons.append(f"strides of {name} must be below {end} elements; got {longest}")
@@ -247,6 +261,8 @@ class AttentionForwardSm90(Family):
 
     def adapted(self, problem: Problem, config: AttentionForwardSm90Config) -> AttentionForwardSm90Config:
         """See Family."""
+        if problem.is_cached:
+            return dataclasses.replace(config, scheduler=Scheduler.DYNAMIC)
         return dataclasses.replace(config, scheduler=Scheduler.DYNAMIC, pack_gqa=1) if problem.is_packed else config
 
     def default(self, problem: Problem, target: Target) -> AttentionForwardSm90Config:

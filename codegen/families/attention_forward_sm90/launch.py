@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from flashgen.codegen.attention import TENSORS, l2_group_heads, reciprocal
+from flashgen.codegen.cached import box_keys
 from flashgen.codegen.operands import Call
 from flashgen.codegen.packed import group_values, most_tiles, packed_group_heads, packed_map
 from flashgen.codegen.problem import Problem
@@ -65,12 +66,16 @@ def most_work_tiles(config: AttentionForwardSm90Config, workload: Workload) -> i
 def forward_maps(config: AttentionForwardSm90Config, call: Call) -> dict[str, TensorMapShape]:
     """Of q, k, v and out as (column, row, head, batch); the output goes out 16 rows at a time, those of a warp.
 
-    Where heads are packed, q and out are (column, head, row, batch): a box has some heads' rows of one query next to each other.
+    Where heads are packed, q and out are (column, head, row, batch): a box has some heads' rows of one query next to each other. Keys of a
+    cache have its pages in place of the batch, and boxes within pages.
     """
     problem, w = call.problem, call.workload
     d, dv, size = problem.head_dim, problem.head_dim_v, problem.dtype.bytes
     queries, keys = (w.len_q, w.heads_q), (w.len_kv, w.heads_kv)
-    boxes = ((d, queries, config.block_q), (d, keys, config.block_kv), (dv, keys, config.block_kv), (dv, queries, OUT_ROWS))
+    rows = config.block_kv
+    if problem.is_cached:
+        keys, rows = (w.page_size, w.heads_kv), box_keys(w, rows)
+    boxes = ((d, queries, config.block_q), (d, keys, rows), (dv, keys, rows), (dv, queries, OUT_ROWS))
     packed = config.pack_gqa
     maps = {}
     if problem.is_packed:
@@ -81,8 +86,9 @@ def forward_maps(config: AttentionForwardSm90Config, call: Call) -> dict[str, Te
     for name, (width, sizes, rows) in zip(TENSORS, boxes, strict=True):
         batch, row, head, _ = call.views[name].strides
         steps, box = (row, head), (rows, 1)
+        count = w.pages if problem.is_cached and sizes is keys else w.batch
         if packed > 1 and sizes is queries:
             sizes, steps, box = (w.heads_q, w.len_q), (head, row), (packed, rows // packed)
         in_bytes = (steps[0] * size, steps[1] * size, batch * size)
-        maps[name] = tensor_map_shape(problem.dtype, (width, *sizes, w.batch), in_bytes, (PANEL, *box, 1))
+        maps[name] = tensor_map_shape(problem.dtype, (width, *sizes, count), in_bytes, (PANEL, *box, 1))
     return maps

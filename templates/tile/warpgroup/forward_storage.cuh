@@ -10,6 +10,12 @@ struct WorkTileInfo {
     int first_query, first_head, batch, end_block;
     SequenceRows rows;  // of its sequence, which counts as an entry of the batch
 
+//% elif cached
+    static constexpr int kBytes = 32, kPackGqa = Traits::kPackGqa;
+    int first_query, first_head, batch, end_block;
+    TiledSpan keys;  // of its sequence
+    int unused = 0;
+
 //% else
     static constexpr int kBytes = 16, kPackGqa = Traits::kPackGqa;
     int first_query, first_head, batch, end_block;
@@ -54,7 +60,11 @@ struct WorkTileInfo {
 //% else
         const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.query_tiles), p.head_sets, p.head_sets_reciprocal);
 //% endif
+//% if cached
+        WorkTileInfo info{work.tile * Traits::kQueries, work.head * kPackGqa, work.batch, 0, TiledSpan::of(p, work.batch)};
+//% else
         WorkTileInfo info{work.tile * Traits::kQueries, work.head * kPackGqa, work.batch, 0};
+//% endif
 //% if scatters
         const int end = info.blocks(p).end, last = info.seen(p).before(end);
         info.end_block = last < 0 ? max(end, 1) : last + 1;
@@ -72,10 +82,14 @@ struct WorkTileInfo {
     __device__ __forceinline__ auto chain(const Parameters& p) const {
 //% if packed
         const auto sequences = this->sequences(p);
-//% else
+//% elif not cached
         const auto sequences = Traits::sequences(p);
 //% endif
-//% if opens
+//% if cached and links
+        return with_first_keys(Traits::make_chain(p, p.len_q, keys.end), keys);
+//% elif cached
+        return with_first_keys(make_chain<Traits::kCausal>(p.len_q, keys.end), keys);
+//% elif opens
         return of_batch(Traits::make_chain(p, sequences.len_q(batch), sequences.len_kv(batch)), batch);
 //% elif links
         return Traits::make_chain(p, sequences.len_q(batch), sequences.len_kv(batch));
@@ -120,7 +134,12 @@ struct WorkTileInfo {
 
     __device__ __forceinline__ static WorkTileInfo load(SharedAddress slot) {
         const uint4 v = load_shared_v4(slot);
+//% if cached
+        const TiledSpan keys = TiledSpan::of(load_shared_v4(slot + 16));
+        return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w), keys};
+//% else
         return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w)};
+//% endif
     }
 //% endif
     __device__ __forceinline__ void store(SharedAddress slot) const {
@@ -128,6 +147,8 @@ struct WorkTileInfo {
                                static_cast<u32>(end_block)});
 //% if packed
         store_shared_v4(slot + 16, rows.vector());
+//% elif cached
+        store_shared_v4(slot + 16, keys.vector());
 //% endif
     }
 };
@@ -212,6 +233,9 @@ struct ForwardStorage {
 //% endif
 //% if packed
     SharedAddress found_work;  // the producer's next work tile, of which nobody else knows yet
+//% elif cached
+    SharedAddress found_work;  // the producer's next work tile, of which nobody else knows yet
+    Pipeline<1> landing;       // of V with rows that the producer zeroes before it commits the stage
 //% endif
     SharedAddress work_slots;
 
@@ -235,6 +259,9 @@ struct ForwardStorage {
         work_slots = regions.take(kWorkSlots<Traits> * WorkTileInfo<Traits>::kBytes);
 //% if packed
         found_work = regions.take(WorkTileInfo<Traits>::kBytes);
+//% elif cached
+        found_work = regions.take(WorkTileInfo<Traits>::kBytes);
+        landing.barriers = regions.take(Pipeline<1>::kBytes);
 //% endif
 //% if scatters
         block_words = regions.take(kStages * 4);
@@ -244,13 +271,20 @@ struct ForwardStorage {
         // Each warp of a consumer releases Q, since its lanes also read the work slot. Only products read K and V, and they complete for
         // the whole warpgroup: one thread of a consumer releases them, as in CUTLASS's PipelineTmaAsync. Each warp commits its rows'
         // statistics.
+//% if cached
+        q_pipeline.initialise(1, kConsumers * 4 + 1);  // here the warp that loads V reads it, too
+//% else
         q_pipeline.initialise(1, kConsumers * 4);
+//% endif
 //% if scatters
         k_pipeline.initialise(1, kConsumers * 4);  // here each warp reads a word beside K
 //% else
         k_pipeline.initialise(1, kConsumers);
 //% endif
         v_pipeline.initialise(1, kConsumers);
+//% if cached
+        landing.initialise(1, 1);
+//% endif
         for (int i = 0; i < kConsumers; ++i) statistics_pipeline(i).initialise(4, 1);
         fence_mbarrier_init();
     }
