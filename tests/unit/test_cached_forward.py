@@ -1,4 +1,4 @@
-"""Keys in pages of a cache in the forward family for Hopper: what is refused, and what a launch is told."""
+"""Keys in pages of a cache in the forward family for Hopper: what is refused, what a launch is told, and when the family is taken."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from flashgen.codegen.program import KernelLaunch
 from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import Workload
 from flashgen.selection.families import excluded_families
+from flashgen.selection.picks import model_picks
 
 H200, TARGET = find_device("h200"), find_target("sm_90a")
 PROBLEM = Problem(Dtype.BF16, 128, mask=Mask.CAUSAL, sequences=Sequences.CACHED)
@@ -87,3 +88,12 @@ def test_configs_that_have_no_kernel(others: dict[str, object]) -> None:
 
 def test_configs_of_dense_sequences_are_made_to_fit() -> None:
     assert FAMILY.adapted(PROBLEM, replace(CONFIG, scheduler=Scheduler.STATIC)) == CONFIG
+
+
+@pytest.mark.parametrize(
+    ("batch", "len_q", "family"), [(1, 1, "decode"), (1, 128, "decode"), (4, 32, "decode"), (4, 64, "forward"), (1, 4096, "forward")]
+)
+def test_prompts_take_it_by_themselves(batch: int, len_q: int, family: str) -> None:
+    """Where tiles fill the GPU: with fewer, blocks that share keys are faster."""
+    given = workload(64, 128, batch=batch, len_q=len_q)
+    assert next(model_picks(PROBLEM, given, H200)).family.name == f"attention_{family}_sm90"

@@ -32,6 +32,8 @@ PRODUCER_REGISTERS = 40
 BESIDE = 72  # registers that a consumer's thread needs beside S, P and O. By experiment: what is within compiles without spills
 MOST_ROWS = 128  # of a key/value head that the family is preferred for: one row tile
 LEAST_KEYS_A_QUERY = 8
+# Of all key/value heads: with fewer, tiles of 64 rows, as the forward family has, leave some of 132 SMs idle, and equal shares none.
+FILLING_ROWS = 8192
 # Of K and V, at most, that a launch reads which begins while what is before it in the stream ends. That saves it a microsecond. But its
 # blocks then take the SMs that come free first, where else each GPC has about as many, and that costs 1 % of the bandwidth.
 OVERLAPPING_BYTES = 2**28
@@ -207,11 +209,11 @@ class AttentionDecodeSm90(Family):
         """See Family. Before all others for few queries of many keys: what K and V take to read is then all of the time.
 
         128 rows need 128 FLOP for a byte of K and V, while a GPU has twice as many in the time that a byte takes. With fewer keys for each
-        query, whose rows then are most of what is read, or with several row tiles, the ordinary forward pass has the better tiles.
+        query, whose rows then are most of what is read, or with row tiles that fill the GPU, the ordinary forward pass has better ones.
         """
-        rows = workload.heads_q // max(1, workload.heads_kv) * workload.len_q
-        made_for = rows <= MOST_ROWS and workload.len_kv >= LEAST_KEYS_A_QUERY * workload.len_q
-        return 3 if made_for else self.preference
+        w, rows = workload, workload.heads_q // max(1, workload.heads_kv) * workload.len_q
+        few = rows <= MOST_ROWS or w.batch * w.heads_q * w.len_q < FILLING_ROWS
+        return 3 if few and w.len_kv >= LEAST_KEYS_A_QUERY * w.len_q else self.preference
 
     def not_dominated(self, config: AttentionDecodeSm90Config, workload: Workload) -> bool:
         """See Family. A second row group is for more than 64 rows."""
