@@ -128,6 +128,13 @@ def _ragged() -> list[Cell]:
     return [*cells, Cell(_PAGED, with_cache(equal, 256))]
 
 
+def _prefill() -> list[Cell]:
+    """Chunks of a prompt on a cache of 8192 keys, a long one and four short ones, in pages of several sizes, at last in one each."""
+    workloads = (Workload(1, 32, 8, 4096, 8192), Workload(4, 32, 8, 512, 8192))
+    problems = [Problem(Dtype.BF16, d, d, Mask.CAUSAL, sequences=Sequences.CACHED) for d in (64, 128)]
+    return [Cell(problem, with_cache(w, size)) for problem in problems for w in workloads for size in (16, 64, 256, 8192)]
+
+
 def _tutorial() -> list[Cell]:
     """The sizes that hand-written kernels of tutorials are shown on."""
     sizes = ((32, Mask.FULL, (64, 32, 32, 256, 256)), (64, Mask.FULL, (32, 16, 16, 512, 512)), (64, Mask.CAUSAL, (32, 16, 16, 512, 512)))
@@ -155,6 +162,7 @@ GRIDS: dict[str, dict[str, Callable[[], list[Cell]]]] = {
         "varlen": _varlen,
         "paged": _paged,
         "ragged": _ragged,
+        "prefill": _prefill,
     },
     "backward": {
         STANDARD: _gradients,

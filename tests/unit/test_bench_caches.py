@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -94,6 +95,14 @@ def fault_of(peer: Peer, cell: Cell) -> str:
     inputs = measuring.inputs(cell, peer.layout)
     with torch.no_grad():
         return peer.fault(CellCheck(cell, measuring.inputs(cell, "bshd")), peer.prepare(cell, CPU)(inputs), inputs)
+
+
+def test_the_grid_of_prompts() -> None:
+    cells = grids("prefill")["prefill"]
+    assert {(cell.problem.head_dim, cell.workload.page_size) for cell in cells} == set(itertools.product((64, 128), (16, 64, 256, 8192)))
+    assert {cell.workload.len_q for cell in cells} == {512, 4096}
+    assert all(set(cache_lengths(cell.workload)) == {8192} for cell in cells)
+    assert all(equal_cell(cell).workload.len_kv == 8192 for cell in cells)
 
 
 @pytest.mark.parametrize("cell", [cell_of(), cell_of(ragged=True), cell_of(40)])

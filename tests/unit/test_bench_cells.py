@@ -86,7 +86,7 @@ BACKWARD = {
     **{name: FORWARD[name] for name in ("gqa", "mixed", "short", "tutorial", "window")},
     **{name: FORWARD[name] for name in ("softcap", "alibi", "sinks", "documents", "relative", "dropout", "bias", "key-bias", "varlen")},
 }  # fmt: skip
-OF_CACHES = {"forward": ["paged", "ragged"], "backward": []}  # written out in test_bench_caches.py
+OF_CACHES = {"forward": ["paged", "ragged", "prefill"], "backward": []}  # written out in test_bench_caches.py
 WRITTEN_OUT = {"forward": FORWARD, "backward": BACKWARD}
 
 

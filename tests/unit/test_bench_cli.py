@@ -140,7 +140,7 @@ def test_without_matplotlib_everything_else_is_written(
         (
             ["--grid", "fwd"],
             "grid must be one of standard, gqa, mixed, short, decode, tutorial, window, "
-            "softcap, alibi, sinks, documents, relative, dropout, bias, key-bias, varlen, paged, ragged, all-forward; got 'fwd'",
+            "softcap, alibi, sinks, documents, relative, dropout, bias, key-bias, varlen, paged, ragged, prefill, all-forward; got 'fwd'",
         ),
         (["--peers", "fa3"], "peers must be one of flashgen, flash,"),
         (["--peers", "flash", "--baseline", "cudnn"], "baseline must be one of flash; got 'cudnn'"),
