@@ -87,7 +87,17 @@ def test_configs_that_have_no_kernel(others: dict[str, object]) -> None:
 
 
 def test_configs_of_dense_sequences_are_made_to_fit() -> None:
+    """And boxes of usual pages are not too small."""
     assert FAMILY.adapted(PROBLEM, replace(CONFIG, scheduler=Scheduler.STATIC)) == CONFIG
+    for block_kv, other in ((176, 160), (160, 160), (144, 128), (112, 96), (64, 64), (48, 48)):
+        assert FAMILY.adapted(PROBLEM, replace(CONFIG, block_kv=block_kv)).block_kv == other
+
+
+def test_small_boxes_take_their_time() -> None:
+    of_pages = {size: FAMILY.predict(PROBLEM, CONFIG, workload(size, 8192 // size), H200).seconds for size in (16, 64, 8192)}
+    dense = FAMILY.predict(replace(PROBLEM, sequences=Sequences.DENSE), CONFIG, Workload(4, 32, 8, 512, 8192), H200).seconds
+    assert of_pages[16] > 1.05 * of_pages[64]
+    assert of_pages[8192] == pytest.approx(dense, rel=0.01)
 
 
 @pytest.mark.parametrize(

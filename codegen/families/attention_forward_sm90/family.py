@@ -26,7 +26,7 @@ from flashgen.codegen.workload import Workload, equal_lengths
 from . import model
 from .config import PACK_GQA, STAGE_BYTES, TILE_BYTES, AttentionForwardSm90Config, RowMax, Scheduler
 from .launch import PANEL, forward_maps, most_work_tiles, packed_tile_values, tile_values, work_tiles
-from .pages import cached_modifier_reasons, page_block, page_values, with_page_files
+from .pages import cached_modifier_reasons, page_block, page_values, paged_config, tile_boxes, with_page_files
 from .registers import registers_given, registers_needed
 
 SUM_BYTES = 8  # of shared memory for the statistics of each row: kStatisticsBytes in forward_storage.cuh
@@ -262,7 +262,7 @@ class AttentionForwardSm90(Family):
     def adapted(self, problem: Problem, config: AttentionForwardSm90Config) -> AttentionForwardSm90Config:
         """See Family."""
         if problem.is_cached:
-            return dataclasses.replace(config, scheduler=Scheduler.DYNAMIC)
+            return paged_config(config)
         return dataclasses.replace(config, scheduler=Scheduler.DYNAMIC, pack_gqa=1) if problem.is_packed else config
 
     def default(self, problem: Problem, target: Target) -> AttentionForwardSm90Config:
@@ -279,7 +279,8 @@ class AttentionForwardSm90(Family):
         weights: model.HopperWeights = model.FITTED,
     ) -> Prediction:
         """See Family, and model.py. The compiler reports registers at entry, which say nothing here."""
-        return model.predict(problem, config, equal_lengths(workload), device, self.blocks_per_sm(problem, config), weights)
+        per_sm, boxes = self.blocks_per_sm(problem, config), tile_boxes(problem, workload, config.block_kv)
+        return model.predict(problem, config, equal_lengths(workload), device, per_sm, weights, boxes)
 
     def traffic(self, problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device) -> Traffic:
         """See Family. A tile's queries are those of the heads that it packs; it reads a block of keys even if it sees none."""

@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 PANEL = 64  # columns that are copied together
 SECTOR_BYTES = 32  # of the L2
+# Cycles of each copy of a box of keys, where keys are in pages, and the exponent of the norm that joins them and the rest: read off
+# pages of 16 keys, head dims 64 and 128.
+BOX_CYCLES, BOX_JOINING = 85, 8
 MEMORY_JOINING = (
     8  # exponent of the norm that joins memory and the rest: of two that memory bounds, the one with less of the rest is faster
 )
@@ -77,9 +80,18 @@ FITTED = HopperWeights()
 
 
 def predict(
-    problem: Problem, config: AttentionForwardSm90Config, workload: Workload, device: Device, per_sm: int, weights: HopperWeights = FITTED
+    problem: Problem,
+    config: AttentionForwardSm90Config,
+    workload: Workload,
+    device: Device,
+    per_sm: int,
+    weights: HopperWeights = FITTED,
+    boxes: int = 0,
 ) -> Prediction:
-    """The time of one launch, and the bound that counts most. `per_sm`: how many blocks may share an SM."""
+    """The time of one launch, and the bound that counts most.
+
+    per_sm: how many blocks may share an SM; boxes: of a key tile, where keys are in pages
+    """
     w = weights
     rows, keys, rate = config.block_q, config.block_kv, device.target.wgmma_flops_per_cycle
     d, dv = (-(-width // 16) * 16 for width in (problem.head_dim, problem.head_dim_v))
@@ -96,6 +108,9 @@ def predict(
     panels = sum(_panels(width, problem.dtype, w.unaligned) for width in (problem.head_dim, problem.head_dim_v))
     copies = w.copies * keys * beside * panels
     step = (tensor**w.joining + serial**w.joining + copies**w.joining) ** (1 / w.joining)
+    if boxes:
+        copied = BOX_CYCLES * beside * boxes * (-(-d // PANEL) + -(-dv // PANEL))
+        step = (step**BOX_JOINING + copied**BOX_JOINING) ** (1 / BOX_JOINING)
     if config.ping_pong:
         step *= w.turns_of_three if config.warpgroups == 3 else w.turns_of_two
     if beside > 1:

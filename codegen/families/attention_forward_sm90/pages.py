@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from flashgen.codegen.attention import reciprocal
 from flashgen.codegen.cached import box_keys, sequence_block, sequence_values
 from flashgen.codegen.modifiers import kind_of
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Problem
+from flashgen.codegen.workload import Workload
+
+from .config import AttentionForwardSm90Config, Scheduler
 
 # Those that count keys from the last one, or not at all: rows of key tiles are numbered from the first tile's begin on, which may be before
 # the first key.
 MODIFIERS = ("alibi", "sinks", "softcap", "window")
 _TILES = ("common/cached_sequences", "common/tiled_span")  # behind the chain, of which the second one has a link
 _BOXES = ("border", "box_keys", "tile_boxes")
+USUAL_PAGE = 64  # keys, where nobody says more
+LEAST_BOX = 32  # of a usual page
 
 
 def with_page_files(tiles: tuple[str, ...]) -> tuple[str, ...]:
@@ -45,3 +53,16 @@ def page_values(call: Call, block_kv: int) -> dict[str, int | float]:
     border = keys if w.table_pages > 1 else 1
     boxes = {"border": border, "border_reciprocal": reciprocal(border), "box_keys": keys, "tile_boxes": block_kv // keys}
     return {**sequence_values(call), "batch": w.batch, "heads_q": w.heads_q, **boxes}
+
+
+def paged_config(config: AttentionForwardSm90Config) -> AttentionForwardSm90Config:
+    """A config that is good for dense sequences, for a cache: work tiles are claimed, and boxes are not too small."""
+    odd = config.block_kv % LEAST_BOX if config.block_kv > 2 * LEAST_BOX else 0
+    return replace(config, scheduler=Scheduler.DYNAMIC, block_kv=config.block_kv - odd)
+
+
+def tile_boxes(problem: Problem, workload: Workload, block_kv: int) -> int:
+    """Boxes of a key tile, of usual pages where a workload has none, as a bucket; 0 without a cache."""
+    if not problem.is_cached:
+        return 0
+    return block_kv // (box_keys(workload, block_kv) if workload.page_size else math.gcd(block_kv, USUAL_PAGE))
