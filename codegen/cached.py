@@ -18,7 +18,7 @@ SUMS_BYTES = (ENTRIES + 1) * 4  # kBytes of CachedKeyTiles
 ENTRY_BYTES, TILE_BYTES = 16, 16  # of shared memory: what copies must know of a key, and of a tile
 TILES = ("sequences", "cached_sequences", "block_scan", "key_shares", "cached_key_tiles")
 ATOM_ROWS = 8  # of the 128-byte swizzle: a box of a tensor copy begins with one in shared memory, so its rows are a multiple
-_OF_DENSE = ("key_tiles_reciprocal",)
+_OF_DENSE = ("key_tiles_reciprocal", "batch_reciprocal")
 _OF_CACHE = (
     *(Parameter("const int*", name) for name in ("cache_seqlens", "block_table", "cache_leftpad")),
     Parameter("i64", "block_table_row"),

@@ -121,7 +121,8 @@ def launch(
     assert not spec.family.call_refusals(call, spec.config)
     given = {operand.name: view_of(operand.name, tensors[operand.name], operand.role is not Role.IN) for operand in tensors.operands}
     program = spec.family.program(spec.config, call, replace(device_of_target(spec.target), sm_count=sms))
-    emulated_kernel(spec, text).launch(program, given, order, resident=sms if order.schedule is Schedule.RANDOM else 1, limits=LIMITS)
+    resident = program.launches[0].grid if order.schedule is Schedule.RANDOM else 1
+    emulated_kernel(spec, text).launch(program, given, order, resident=resident, limits=LIMITS)
 
 
 def judged(spec: KernelSpec, text: Source, tensors: Tensors, order: EmulationOrder = LATE, sms: int = SM_COUNT) -> Verdict:
@@ -266,8 +267,8 @@ FAULTS = [
         "end_of_share(shares.first_tile(block + 1) - 1),",
         "warps",
     ),
-    fault_of("no-next-sequence", "return {head.batch + 1, 0, head.end(),", "return {head.batch, 0, head.end(),", "row-groups"),
-    fault_of("head-of-the-part", "head = (tile - first) / count;", "head = 0;", "warps"),
+    fault_of("no-next-sequence", "is_last ? 0 : head.batch + 1;", "is_last ? 0 : head.batch;", "row-groups"),
+    fault_of("head-of-the-part", "return {batch, head, head * all + before,", "return {batch, 0, head * all + before,", "warps"),
     fault_of("entries-of-the-tile-before", "look_up_next(entries_of(before));", "look_up_next(entries_of(next));", "warps"),
     fault_of("entries-not-waited-for", _WAIT, "group_barrier();", "warps"),
     fault_of("rows-of-the-tile-before", "find_rows(entries_of(next));", "find_rows(known);", "warps"),
@@ -294,7 +295,7 @@ SHORT = [
 ]
 OF_MANY = [
     fault_of("sums-of-earlier-threads-lost", "before += all;", "", "warps"),
-    fault_of("first-of-an-entry", "for (; of_sequence - before >= count;", "for (; false;", "warps"),
+    fault_of("first-of-an-entry", "for (; number - before >= count;", "for (; false;", "warps"),
     fault_of("one-of-an-entry-not-counted", "min(first + entry_sequences, sequences.batch); ++batch)", "first; ++batch)", "row-groups"),
 ]
 SPLITS = [

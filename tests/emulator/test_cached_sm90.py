@@ -100,7 +100,7 @@ CACHES = {
     "no-table-but-pages": Cache(64, 6, (64, 1, 400), (0, 0, 17), table=False),
     "short": Cache(64, 40, (3, 1), (0, 0)),  # fewer tiles than blocks
     "shared": Cache(16, 30, (480, 77, 300), shared=True),
-    "equal": Cache(16, 12, (190,) * 7),  # whole heads, which blocks take in turn
+    "equal": Cache(16, 12, (190,) * 7),  # whole heads
     "nearly-equal": Cache(16, 12, (*(190,) * 6, 120)),
     "alone": Cache(16, 60, (950,)),
 }
@@ -263,14 +263,14 @@ FAULTS = [
         ),
     ),
     ("small-pages", fault_of("length-of-the-neighbour", "span(part.head.batch));", "span(max(0, part.head.batch - 1)));", "keys")),
-    ("small-pages", fault_of("tiles-before-a-sequence-lost", "head = (tile - first) / count;", "head = tile / count % heads;", "keys")),
+    ("small-pages", fault_of("tiles-of-heads-before-lost", "number = tile - head * all;", "number = tile % count_of(0);", "keys")),
     ("odd-pages", fault_of("tiles-without-the-front", "(front(span) + span.length()", "(span.length()", "keys")),
     (
         "small-pages",
         fault_of("keys-in-what-a-part-costs", "max(begin - head.first - head.part_cost, 0); }", "begin - head.first; }", "keys"),
     ),
     ("small-pages", fault_of("copies-in-what-a-part-costs", "if (tile < head.first + head.part_cost) return {};", "", "keys")),
-    ("nearly-equal", fault_of("in-turn-though-unequal", "vote_sync_any(differ)", "vote_sync_any(false)", "keys")),
+    ("nearly-equal", fault_of("sequences-behind-the-last", "is_last = head.batch + 1 == sequences.batch;", "is_last = false;", "keys")),
 ]
 _UNORDERED, _NOT_WRITTEN, _STILL_READ = "with no barrier between", "that nobody wrote", "over what another warp may still read"
 # Each with what its check says.

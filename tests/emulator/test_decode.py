@@ -104,7 +104,7 @@ PARTS = [
         "#pragma unroll\n        for (int slice",
         FULL,
     ),
-    Fault("split-one-slot-a-block", "slot_of(block_index(), part.is_first)", "slot_of(block_index(), true)", FULL),
+    Fault("split-one-slot-a-block", "slot_of(own_share(p), part.is_first)", "slot_of(own_share(p), true)", FULL),
     Fault("split-counter-not-reset", "    *counter = 0;", "    //", FULL),
     Fault("split-part-taken-for-the-head", "if (part.is_whole()) {", "if (part.count() > 0) {", FULL),
     Fault(

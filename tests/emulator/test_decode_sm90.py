@@ -85,7 +85,7 @@ PARTS = [
         "decode-huge-parts-compared-by-row-max", "fmaf(a.shift - b.shift, scale_log2, a.row_max - b.row_max)", "a.row_max - b.row_max", HUGE
     ),
     Fault("decode-part-left-in-memory", "O, statistics, parts.count - first,", "O, statistics, parts.count - 1 - first,", FULL),
-    Fault("decode-one-slot-a-block", "slot_of(block_index(), is_first)", "slot_of(block_index(), true)", FULL),
+    Fault("decode-one-slot-a-block", "slot_of(own_share(p), is_first)", "slot_of(own_share(p), true)", FULL),
     Fault("decode-one-counter-for-row-groups", "* Traits::kRowGroups + row_group,", "* Traits::kRowGroups,", ROWS),
     Fault("decode-counter-not-reset", "    *counter = 0;", "    ", FULL),
     Fault(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import struct
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from flashgen import templates
 from flashgen.build.emulator import compiler
 from flashgen.build.emulator.kernel import ORDERS, EmulatedLaunch, EmulatedLibrary, EmulationOrder, Schedule
 from flashgen.codegen.attention import reciprocal
+from flashgen.codegen.families.attention_decode_sm90.rows import aligned_shares
 from flashgen.codegen.prune import END
 from flashgen.codegen.render import Atoms, Source, atom_files, jinja_environment
 from flashgen.codegen.score_chain import conditions
@@ -40,18 +42,17 @@ struct Parameters {
     float *partials, *out;
     u32* counters;
     int* owners;
-    u64 of_head_reciprocal, heads_reciprocal, heads_of_share_reciprocal, blocks_reciprocal;
-    int of_head, heads, sequences, blocks, heads_of_share;
+    u64 of_head_reciprocal, sequences_reciprocal, blocks_reciprocal, aligned_shares_reciprocal;
+    int of_head, heads, sequences, blocks, aligned_shares, share_distance;
 };
 __global__ void __launch_bounds__(64, 1) split(const Parameters& p) {
     constexpr int kRows = 3, kColumns = 8;
     const int t = thread_index();
     const SharedAddress flag = shared_memory();
-    const DenseKeyTiles key_tiles{p.of_head, p.heads, p.sequences, p.of_head_reciprocal, p.heads_reciprocal, p.heads_of_share,
-                                  p.heads_of_share_reciprocal};
+    const DenseKeyTiles key_tiles{p.of_head, p.heads, p.sequences, p.of_head_reciprocal, p.sequences_reciprocal};
     const KeyShares<DenseKeyTiles> shares(key_tiles, p.blocks, p.blocks_reciprocal);
     const PartialOutputs<kColumns> partials{p.partials, kRows};
-    for (KeyPart<DenseKeyTiles> part(shares, block_index()); part.exists(); part.advance(shares)) {
+    for (KeyPart<DenseKeyTiles> part(shares, own_share(p)); part.exists(); part.advance(shares)) {
         float* out = p.out + (part.head.batch * p.heads + part.head.head) * kRows * (kColumns + 2);
         if (t < kRows) {
             float O[kColumns] = {}, total = 0.0f, row_max = kInitialRowMax;
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(64, 1) split(const Parameters& p) {
                 for (int c = 0; c < kColumns; ++c) O[c] = O[c] * factor + P * p.values[tile * kColumns + c];
                 total = total * factor + P, row_max = next;
             }
-            float* row = part.is_whole() ? out + t * (kColumns + 2) : partials.row(partials.slot_of(block_index(), part.is_first), t);
+            float* row = part.is_whole() ? out + t * (kColumns + 2) : partials.row(partials.slot_of(own_share(p), part.is_first), t);
             for (int c = 0; c < kColumns; ++c) row[c] = part.is_whole() ? O[c] * normaliser(total) : O[c];
             if (part.is_whole()) row[kColumns] = total, row[kColumns + 1] = row_max;
             else partials.store_statistics(row, total, {0.0f, row_max});
@@ -93,7 +94,8 @@ FAULTS = {
     "unscaled-parts": ("fmaf(__uint_as_float(given[i]), by, columns[i])", "columns[i] + __uint_as_float(given[i])"),
     "totals-of-half-the-parts": ("distance < kParts; distance *= 2) totals", "distance < kParts / 2; distance *= 2) totals"),
     "trace-of-whoever-is-last": ("    MergedRow merged;\n", "    MergedRow merged; merged.total = 1e-7f * block_index();\n"),
-    "heads-in-turn-of-another-number": ("const int index = round * shares + share", "const int index = round * (shares - 1) + share"),
+    "sequence-one-off": ("return {number - head * sequences, head, number", "return {min(number - head * sequences, 1), head, number"),
+    "share-of-another-head": ("round * p.aligned_shares) * p.share_distance + round", "round * p.aligned_shares) * p.share_distance"),
     "counter-not-reset": ("*counter = 0;", ""),
     "last-but-one": ("parts.count - 1)) return", "parts.count - 2)) return"),
     "parts-of-a-head": ("block_of(head.end() - 1)", "block_of(head.end())"),
@@ -139,29 +141,26 @@ class Split:
         of_head, heads, sequences = self.sizes
         out = np.full((heads * sequences, ROWS, COLUMNS + 2), np.nan, np.float32)
         partials = np.full(self.blocks * 2 * ROWS * (COLUMNS + 4) + 4, np.nan, np.float32)
-        aligned = partials[-partials.ctypes.data // 4 % 4 :]
+        at_16_bytes = partials[-partials.ctypes.data // 4 % 4 :]
         counters, owners = np.zeros(self.blocks, np.uint32), np.full(self.tiles, -1, np.int32)
-        arrays = (self.scores, self.values, aligned, out, counters, owners)
-        in_turn = self.heads_of_share
-        numbers = (of_head, heads, in_turn, self.blocks)
-        sizes = (*map(reciprocal, numbers), of_head, heads, sequences, self.blocks, in_turn)
-        parameters = struct.pack("=6Q4Q5i4x", *(array.ctypes.data for array in arrays), *sizes)
+        arrays = (self.scores, self.values, at_16_bytes, out, counters, owners)
+        aligned = aligned_shares(heads, self.blocks)
+        numbers = (of_head, sequences, self.blocks, aligned)
+        sizes = (*map(reciprocal, numbers), of_head, heads, sequences, self.blocks, aligned, self.blocks // aligned)
+        parameters = struct.pack("=6Q4Q6i", *(array.ctypes.data for array in arrays), *sizes)
         number = ["right", *FAULTS].index(name)
         launch = EmulatedLaunch(parameters, THREADS, 1024, range(self.blocks), number, resident=self.blocks)
         library.run([launch], order)
         return out, counters, owners
 
-    @property
-    def heads_of_share(self) -> int:
-        """1 unless a share is several whole heads."""
-        heads = self.tiles // self.sizes[0]
-        return heads // self.blocks if heads % self.blocks == 0 else 1
-
     def owners(self) -> list[int]:
-        """Each tile's block."""
-        if self.heads_of_share > 1:
-            return [tile // self.sizes[0] % self.blocks for tile in range(self.tiles)]
-        return [block for block in range(self.blocks) for _ in range(*self.share(block))]
+        """Each tile's block, by sequence, head and tile."""
+        of_head, heads, sequences = self.sizes
+        aligned = math.gcd(heads, self.blocks)
+        distance = self.blocks // aligned
+        shares = [share for share in range(self.blocks) for _ in range(*self.share(share))]
+        numbered = [share % distance * aligned + share // distance for share in shares]
+        return np.array(numbered).reshape(heads, sequences, of_head).transpose(1, 0, 2).ravel().tolist()
 
     def share(self, block: int) -> tuple[int, int]:
         """Tiles [begin, end)."""

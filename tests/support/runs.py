@@ -60,13 +60,16 @@ def launch(
 ) -> None:
     """Poisons the results and runs the kernel, as on a GPU with so many SMs. Raises EmulatorFaultError if a check of the runtime fails.
 
+    resident: how many blocks run together, or all of a launch that has fewer.
     A call that the family refuses never reaches its kernel: such a case is a mistake of the test.
     """
     family, config, device = kernel.spec.family, kernel.spec.config, device_of_target(kernel.spec.target)
     assert not (refused := family.call_refusals(case.call(), config)), f"{family.name} refuses this case: {'; '.join(refused)}"
     if sm_count is not None:
         device = dataclasses.replace(device, sm_count=sm_count)
-    kernel.launch(case.program(family, config, device), poisoned(tensors, with_lse), order, resident=resident, limits=LIMITS)
+    program = case.program(family, config, device)
+    fitting = min(resident, *(each.grid for each in program.launches))
+    kernel.launch(program, poisoned(tensors, with_lse), order, resident=fitting, limits=LIMITS)
 
 
 def poisoned(tensors: Tensors, with_lse: bool = True) -> dict[str, MemoryView]:

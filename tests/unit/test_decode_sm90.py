@@ -63,16 +63,30 @@ def test_rows_are_packed(group: int, len_q: int, most: int, tiles: RowTiles) -> 
     ],
 )
 def test_shares_end_where_heads_end_if_that_costs_few_sms(heads: int, key_tiles: int, blocks: int) -> None:
-    assert blocks_for(heads, key_tiles, 132) == blocks
+    assert blocks_for(heads, 1, key_tiles, 132) == blocks
 
 
 def test_no_more_blocks_than_tiles_and_none_idle_for_nothing() -> None:
-    for heads, key_tiles, sms in itertools.product((1, 3, 7, 64, 131, 500), (1, 2, 9, 300), (1, 7, 108, 132)):
-        blocks = blocks_for(heads, key_tiles, sms)
-        most = min(sms, heads * key_tiles)
+    for heads, batch, key_tiles, sms in itertools.product((1, 3, 7, 64, 500), (1, 5, 131), (1, 2, 9, 300), (1, 7, 108, 132)):
+        blocks = blocks_for(heads, batch, key_tiles, sms)
+        most = min(sms, heads * batch * key_tiles)
         assert LEAST_SHARE * most < blocks <= most
         if blocks < most:
-            assert not (blocks % heads and heads % blocks)
+            assert not (blocks % heads and heads * batch % blocks)
+
+
+@pytest.mark.parametrize(
+    ("heads", "batch", "blocks"),
+    [
+        (8, 9, 128),  # 72 is too few, 144 too many
+        (8, 33, 132),  # two heads each
+        (40, 3, 120),
+        (7, 19, 126),
+        (70, 2, 132),  # 70 is too few
+    ],
+)
+def test_all_heads_of_a_sequence_are_cut_at_the_same_keys(heads: int, batch: int, blocks: int) -> None:
+    assert blocks_for(heads, batch, 100, 132) == blocks
 
 
 def test_partial_outputs_only_where_a_head_is_in_several_blocks() -> None:

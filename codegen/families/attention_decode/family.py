@@ -24,13 +24,13 @@ from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
 from ..attention_decode_sm90.boxes import PART_COST
-from ..attention_decode_sm90.rows import COUNTED_ROWS, size_reasons
+from ..attention_decode_sm90.rows import COUNTED_ROWS, aligned_shares, size_reasons
 from ..attention_forward.config import QueryPlace
 from . import model
 from .config import AttentionDecodeConfig
 from .shares import MOST_TILES, shares_of, tiles_in_ints
 
-DIVISORS = ("key_tiles", "head_items", "row_tiles", "group", "heads_of_share", "blocks")
+DIVISORS = ("key_tiles", "batch", "row_tiles", "group", "blocks", "aligned_shares")
 BLOCK_Q = (16, 32, 64)
 WIDE = 192  # columns of O
 MOST_ROWS, LEAST_KEYS_A_QUERY = max(BLOCK_Q), 8  # of a key/value head that the family is preferred for
@@ -53,7 +53,7 @@ class AttentionDecode(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_decode.cu.j2."""
 
     name = "attention_decode"
-    revision = 2
+    revision = 3
     modifiers = (
         *("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "prefix_len", "sinks", "softcap", "traced", "tree_mask", "window"),
     )
@@ -68,7 +68,7 @@ class AttentionDecode(Family):
             Parameter("u32*", "part_counters"),
             *(Parameter("i64", f"{tensor}_{dim}") for tensor in TENSORS for dim in ("batch", "head", "row")),
             *(Parameter("u64", f"{n}_reciprocal") for n in DIVISORS),
-            *(Parameter("int", n) for n in (*DIVISORS, "batch", "heads_q", "len_q", "len_kv")),
+            *(Parameter("int", n) for n in (*DIVISORS, "share_distance", "head_items", "heads_q", "len_q", "len_kv")),
             *(Parameter("float", n) for n in ("scale_log2", "ln2_hi", "ln2_lo")),
         )
     )
@@ -200,19 +200,21 @@ class AttentionDecode(Family):
         """See Family."""
         problem, workload = call.problem, call.workload
         shares = shares_of(config, problem, workload, device)
+        head_items = workload.heads_kv * shares.row_tiles
+        aligned = aligned_shares(head_items, shares.blocks)
         divisors = {
             "key_tiles": shares.units,
-            "head_items": workload.heads_kv * shares.row_tiles,
+            "batch": workload.batch,
             "row_tiles": shares.row_tiles,
             "group": workload.heads_q // max(1, workload.heads_kv),
-            "heads_of_share": shares.heads_of_share,
             "blocks": shares.blocks,
+            "aligned_shares": aligned,
         }
         values: dict[str, int | float] = {f"{name}_reciprocal": reciprocal(max(1, divisor)) for name, divisor in divisors.items()}
         for name in TENSORS:
             batch, row, head, _ = call.views[name].strides
             values |= {f"{name}_batch": batch, f"{name}_head": head, f"{name}_row": row}
-        values |= {**divisors, "batch": workload.batch, "heads_q": workload.heads_q}
+        values |= {**divisors, "share_distance": shares.blocks // aligned, "head_items": head_items, "heads_q": workload.heads_q}
         values |= {"len_q": workload.len_q, "len_kv": workload.len_kv}
         values |= {**scale_values(score_unit(call)), **modifier_values(call)}
         if problem.is_cached:

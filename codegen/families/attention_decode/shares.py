@@ -47,11 +47,6 @@ class Shares:
         """Whether no item is cut, so that nobody has partial outputs."""
         return self.units == 1 if self.are_splits else not self.items or self.items % self.blocks == 0
 
-    @property
-    def heads_of_share(self) -> int:
-        """See DenseKeyTiles."""
-        return self.items // self.blocks if self.blocks and self.items % self.blocks == 0 else 1
-
 
 def shares_of(config: AttentionDecodeConfig, problem: Problem, workload: Workload, device: Device) -> Shares:
     """Those of a workload: from sizes and the number of SMs alone, so that results never depend on anything else."""
@@ -64,7 +59,8 @@ def shares_of(config: AttentionDecodeConfig, problem: Problem, workload: Workloa
     elif problem.is_cached and items * (key_tiles + PART_COST) > MOST_TILES:
         unit = -(-key_tiles // max(1, MOST_TILES // items - PART_COST))
     shares = Shares(row_tiles, items, key_tiles, 0, unit, problem.batch_invariant)
-    blocks = blocks_for(items, shares.units, device.sm_count * config.blocks_per_sm) if items else 0
+    of_sequence, most = workload.heads_kv * row_tiles, device.sm_count * config.blocks_per_sm
+    blocks = blocks_for(of_sequence, workload.batch, shares.units, most) if items else 0
     return Shares(row_tiles, items, key_tiles, blocks, unit, problem.batch_invariant)
 
 

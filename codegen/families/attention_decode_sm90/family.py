@@ -23,7 +23,7 @@ from flashgen.codegen.workload import Workload
 from . import model, storage
 from .boxes import PART_COST, box_block, box_values
 from .config import AttentionDecodeSm90Config
-from .rows import COUNTED_ROWS, RowTiles, blocks_for, size_reasons, tiles_of
+from .rows import COUNTED_ROWS, RowTiles, aligned_shares, blocks_for, size_reasons, tiles_of
 
 L2_PROMOTION = 128  # bytes: by more, the L2 would fetch the next panel's half of a row before that is asked for, and again when it is
 LEAST_KEYS = 32  # of a tile
@@ -44,7 +44,7 @@ class AttentionDecodeSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_decode_sm90.cu.j2."""
 
     name = "attention_decode_sm90"
-    revision = 4
+    revision = 5
     preference = -1  # but for few queries, see preference_for
     template = "kernels/attention_decode_sm90.cu.j2"
     config_type = AttentionDecodeSm90Config
@@ -56,10 +56,11 @@ class AttentionDecodeSm90(Family):
             Parameter("float*", "partials"),
             Parameter("u32*", "part_counters"),
             *(Parameter("i64", f"out_{axis}") for axis in ("batch", "head", "row")),
-            *(Parameter("u64", f"{n}_reciprocal") for n in ("key_tiles", "heads", "row_tiles", "head_sets", "tile_heads")),
-            *(Parameter("u64", f"{n}_reciprocal") for n in ("heads_of_share", "blocks")),
-            *(Parameter("int", n) for n in ("batch", "heads_q", "len_q", "len_kv", "group", "heads", "key_tiles", "heads_of_share")),
-            *(Parameter("int", n) for n in ("row_tiles", "head_sets", "tile_heads", "tile_queries", "blocks")),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("key_tiles", "batch", "row_tiles", "head_sets", "tile_heads")),
+            *(Parameter("u64", f"{n}_reciprocal") for n in ("blocks", "aligned_shares")),
+            *(Parameter("int", n) for n in ("batch", "heads_q", "len_q", "len_kv", "group", "heads", "key_tiles")),
+            *(Parameter("int", n) for n in ("row_tiles", "head_sets", "tile_heads", "tile_queries")),
+            *(Parameter("int", n) for n in ("blocks", "aligned_shares", "share_distance")),
             *(Parameter("float", n) for n in ("scale_log2", "ln2_hi", "ln2_lo")),
         )
     )
@@ -136,31 +137,31 @@ class AttentionDecodeSm90(Family):
         problem, w = call.problem, call.workload
         tiles = tiles_of(w, config.rows)
         heads, key_tiles = w.heads_kv * tiles.count, -(-w.len_kv // config.block_kv)
-        blocks = blocks_for(heads * w.batch, key_tiles, device.sm_count)
+        blocks = blocks_for(heads, w.batch, key_tiles, device.sm_count)
         batch, row, head, _ = call.views["out"].strides
-        whole = heads * w.batch % blocks == 0
+        aligned = aligned_shares(heads, blocks)
         numbers = {
             "key_tiles": key_tiles,
-            "heads": heads,
+            "batch": w.batch,
             "row_tiles": tiles.count,
             "head_sets": tiles.head_sets,
             "tile_heads": tiles.heads,
-            "heads_of_share": heads * w.batch // blocks if whole else 1,
             "blocks": blocks,
+            "aligned_shares": aligned,
         }
         values = {
             **numbers,
             **{f"{name}_reciprocal": reciprocal(number) for name, number in numbers.items()},
             **{"out_batch": batch, "out_head": head, "out_row": row},
-            **{"batch": w.batch, "heads_q": w.heads_q, "len_q": w.len_q, "len_kv": w.len_kv, "group": w.heads_q // w.heads_kv},
-            "tile_queries": tiles.queries,
+            **{"heads": heads, "heads_q": w.heads_q, "len_q": w.len_q, "len_kv": w.len_kv, "group": w.heads_q // w.heads_kv},
+            **{"tile_queries": tiles.queries, "share_distance": blocks // aligned},
             **scale_values(call.scalars["scale"]),
         }
         if problem.is_cached:
             values = box_values(values, call, config.block_kv)
         read = w.batch * w.heads_kv * w.len_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
         launch = KernelLaunch(blocks, values, self._tensor_maps(config, call, tiles), overlaps=read <= OVERLAPPING_BYTES)
-        if whole and not problem.is_cached:  # whose sequences may be of different lengths
+        if heads * w.batch % blocks == 0 and not problem.is_cached:  # whose sequences may be of different lengths
             return Program((launch,))
         partials = Buffer("partials", blocks * 2 * tiles.rows * (problem.head_dim_v + 4) * 4)
         return Program((launch,), (partials, Buffer("part_counters", blocks * config.row_groups * 4, BufferKind.STREAM_COUNTER)))
@@ -279,7 +280,7 @@ class AttentionDecodeSm90(Family):
         heads, key_tiles = w.batch * w.heads_kv * tiles.count, -(-w.len_kv // config.block_kv)
         if not heads or not key_tiles:
             return Traffic(0, 0)
-        blocks = blocks_for(heads, key_tiles, device.sm_count)
+        blocks = blocks_for(w.heads_kv * tiles.count, w.batch, key_tiles, device.sm_count)
         borders = {block * heads * key_tiles // blocks for block in range(blocks)} - set(range(0, heads * key_tiles, key_tiles))
         parts, shared = heads + len(borders), len({border // key_tiles for border in borders})
         partial = (len(borders) + shared) * tiles.rows * (problem.head_dim_v + 4) * 4 if borders else 0

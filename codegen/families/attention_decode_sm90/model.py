@@ -65,7 +65,7 @@ def predict(
     if not heads or not workload.len_q:
         return Prediction(0.0, "nothing")
     key_tiles = max(1, -(-workload.len_kv // config.block_kv))
-    blocks = blocks_for(heads, key_tiles, device.sm_count)
+    blocks = blocks_for(workload.heads_kv * tiles.count, workload.batch, key_tiles, device.sm_count)
     steps = -(-heads * key_tiles // blocks)  # of the block that has most
 
     copied = config.block_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes

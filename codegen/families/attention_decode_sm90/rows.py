@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -57,14 +59,20 @@ def tiles_of(workload: Workload, most_rows: int) -> RowTiles:
 
 
 @lru_cache(maxsize=2**12)
-def blocks_for(heads: int, key_tiles: int, sm_count: int) -> int:
-    """Thread blocks among which `heads` heads of `key_tiles` each are shared: at most one an SM, and a tile at least.
+def blocks_for(heads: int, batch: int, key_tiles: int, sm_count: int) -> int:
+    """Thread blocks among which `heads` heads of `batch` sequences, `key_tiles` each, are shared: at most one an SM, and a tile at least.
 
     Where every share would end inside a head, blocks would have two parts each, whose outputs go through memory. So it is a number that
-    divides the heads, or that they divide, unless that leaves more than a quarter of the SMs idle.
+    divides the heads of all sequences, or that they divide, unless that leaves more than a quarter of the SMs idle. Else it is a multiple
+    of a sequence's heads, so that all of them are cut at the same keys, unless that leaves as many idle.
     """
-    most = min(sm_count, heads * key_tiles)
-    for blocks in range(most, int(LEAST_SHARE * most), -1):
-        if blocks % heads == 0 or heads % blocks == 0:
-            return blocks
-    return most
+    most = min(sm_count, heads * batch * key_tiles)
+    enough = range(most, int(LEAST_SHARE * most), -1)
+    whole = (blocks for blocks in enough if blocks % (heads * batch) == 0 or heads * batch % blocks == 0)
+    alike = (blocks for blocks in enough if blocks % heads == 0)
+    return next(itertools.chain(whole, alike), most)
+
+
+def aligned_shares(heads: int, blocks: int) -> int:
+    """How many shares begin at the same key of different heads of a sequence: see `own_share`."""
+    return max(1, math.gcd(heads, blocks))

@@ -10,22 +10,17 @@ struct CachedKeyTiles {
     static constexpr int kBytes = (kEntries + 1) * 4;
     CachedSequences sequences;
     int heads;                      // of each sequence
-    u64 heads_reciprocal;           // see divide
     int most;                       // tiles of a head that any of its queries may see
     int entries, entry_sequences;   // how many entries there are, and the sequences of each
     SharedAddress sums;             // of the tiles of a head, over all sequences before an entry's; behind the last entry over all
-    int heads_of_share;             // where sequences are equally long, see DenseKeyTiles
-    u64 heads_of_share_reciprocal;
-    int in_turn = 0;                // tiles of each head if blocks take heads in turn, else 0
     int part_cost = 0;              // see above
     int border = 1;                 // a sequence's first tile begins at a multiple of so many positions
     u64 border_reciprocal = 0;
     int unit = 1;                   // tiles that count as one, where ints would not count all of them, or where shares are of splits
 
     template <class Parameters>
-    __device__ __forceinline__ static CachedKeyTiles of(const Parameters& p, int heads, u64 heads_reciprocal, SharedAddress sums) {
-        return {CachedSequences::of(p), heads, heads_reciprocal, p.key_tiles, p.entries, p.entry_sequences,
-                sums, p.heads_of_share, p.heads_of_share_reciprocal};
+    __device__ __forceinline__ static CachedKeyTiles of(const Parameters& p, int heads, SharedAddress sums) {
+        return {CachedSequences::of(p), heads, p.key_tiles, p.entries, p.entry_sequences, sums};
     }
 
     // Rows of a sequence's first tile before its first key.
@@ -61,51 +56,39 @@ struct CachedKeyTiles {
         }
     }
 
-    // Once the sums are there: whether all heads have equally many tiles, so that blocks may take them in turn. Whole warps call this.
-    __device__ __forceinline__ void find_turns() {
-        if (entries == 1 && heads_of_share == 1) return;
+    // Once the sums are there: what a part costs, nothing where all heads have equally many tiles. Whole warps call this.
+    __device__ __forceinline__ void find_part_cost() {
         const int first = sum_before(1);
         bool differ = entry_sequences > 1;
 #pragma unroll 1
         for (int entry = lane_index(); entry < entries; entry += 32) differ |= sum_before(entry + 1) - sum_before(entry) != first;
-        if (vote_sync_any(differ))
-            part_cost = kPartCost;
-        else if (heads_of_share > 1)
-            in_turn = first;
+        if (vote_sync_any(differ)) part_cost = kPartCost;
     }
 
     __device__ __forceinline__ int tiles() const { return sum_before(entries) * heads; }
     // The head that a tile belongs to.
     __device__ __forceinline__ HeadTiles head_of(int tile) const {
-        if (in_turn > 0) return head_in_turn(tile);
-        const int of_sequence = divide(tile, heads_reciprocal);  // as if there were one head
+        const int all = sum_before(entries), head = tile / all, number = tile - head * all;  // of a head in all sequences
         int entry = 0;
 #pragma unroll 1
         for (int end = entries; end - entry > 1;) {
             const int middle = (entry + end) / 2;
-            if (sum_before(middle) <= of_sequence) entry = middle;
+            if (sum_before(middle) <= number) entry = middle;
             else end = middle;
         }
         int batch = entry * entry_sequences, before = sum_before(entry), count = count_of(batch);
 #pragma unroll 1
-        for (; of_sequence - before >= count; count = count_of(++batch)) before += count;
-        const int first = before * heads, head = (tile - first) / count;
-        return {batch, head, first + head * count, count, part_cost};
+        for (; number - before >= count; count = count_of(++batch)) before += count;
+        return {batch, head, head * all + before, count, part_cost};
     }
     // The next one.
     __device__ __forceinline__ HeadTiles head_behind(const HeadTiles& head) const {
-        if (in_turn > 0) return head_in_turn(head.end());
-        if (head.head + 1 < heads) return {head.batch, head.head + 1, head.end(), head.count, part_cost};
-        return {head.batch + 1, 0, head.end(), count_of(head.batch + 1), part_cost};
+        const bool is_last = head.batch + 1 == sequences.batch;  // sequence
+        const int batch = is_last ? 0 : head.batch + 1;
+        return {batch, head.head + is_last, head.end(), count_of(batch), part_cost};
     }
 
   private:
-    __device__ __forceinline__ HeadTiles head_in_turn(int tile) const {
-        const int number = tile / in_turn, share = divide(number, heads_of_share_reciprocal), round = number - share * heads_of_share;
-        const int index = round * divide(heads * sequences.batch, heads_of_share_reciprocal) + share;
-        const int batch = divide(index, heads_reciprocal);
-        return {batch, index - batch * heads, number * in_turn, in_turn, 0};
-    }
     __device__ __forceinline__ int tiles_of(const KeySpan& span) const {
         const int tiles = max((front(span) + span.length() + kBlockKv - 1) / kBlockKv, 1);
         return min(unit == 1 ? tiles : (tiles + unit - 1) / unit, most);

@@ -1,10 +1,15 @@
 // Equal shares of keys: which key tiles a thread block works on where few queries meet many keys, so that heads alone would not keep all
 // SMs busy ("split-K": flash decoding).
 //
-// The key tiles of all heads are numbered, one head after the other, one sequence after the other. Block b of P has the tiles
-// [b * tiles / P, (b + 1) * tiles / P): one piece, which begins and ends anywhere in a head. What a block does of one head is a part. The
-// parts of a head lie in neighbouring blocks, in the order of its keys. Shares follow from sizes alone, so every run sums up in the same
-// order.
+// The key tiles of all heads are numbered: those of a head in all sequences, one sequence after the other, before those of the next head.
+// Block b of P has the tiles [b * tiles / P, (b + 1) * tiles / P): one piece, which begins and ends anywhere in a head. What a block does
+// of one head of a sequence is a part. The parts of a head lie in neighbouring blocks, in the order of its keys. Shares follow from sizes
+// alone, so every run sums up in the same order.
+//
+// Where P is a multiple of the heads, all heads are cut at the same keys: shares P / heads apart begin at the same key of different heads.
+// In general `aligned_shares` of them do, the greatest common divisor of both, `share_distance` apart. Blocks that start one after the
+// other have these shares: they read the same keys of neighbouring heads at the same time, whose rows may lie side by side in memory.
+// Everything but `own_share` counts blocks in the order of their shares.
 
 // The key tiles of a head, [first, first + count) of all tiles. A head is what meets keys together: the query heads of a GQA group, or some
 // of their rows. It has a tile even if it has no key, so that somebody writes its output.
@@ -21,26 +26,25 @@ struct HeadTiles {
     __device__ __forceinline__ int end() const { return first + count; }
 };
 
-// Heads of sequences of one length. Another layout of sequences needs another struct with these functions; lengths in memory would make
-// `head_of` search among the sequences' first tiles.
-//
-// Where a share is several whole heads, `heads_of_share`, blocks take heads in turn: what blocks read at the same time is then of
-// neighbouring heads, whose rows lie side by side in memory where a sequence's heads do. Else heads_of_share is 1.
+// Heads of sequences of one length. Another layout of sequences needs another struct with these functions.
 struct DenseKeyTiles {
-    int of_head, heads, sequences;             // tiles of each head, heads of each sequence
-    u64 of_head_reciprocal, heads_reciprocal;  // see divide
-    int heads_of_share = 1;
-    u64 heads_of_share_reciprocal = 0;
+    int of_head, heads, sequences;                 // tiles of each head, heads of each sequence
+    u64 of_head_reciprocal, sequences_reciprocal;  // see divide
 
     __device__ __forceinline__ int tiles() const { return of_head * heads * sequences; }
     // The head that a tile belongs to.
     __device__ __forceinline__ HeadTiles head_of(int tile) const {
-        const int number = divide(tile, of_head_reciprocal), share = divide(number, heads_of_share_reciprocal);
-        const int round = number - share * heads_of_share, shares = divide(heads * sequences, heads_of_share_reciprocal);
-        const int index = round * shares + share, batch = divide(index, heads_reciprocal);
-        return {batch, index - batch * heads, number * of_head, of_head};
+        const int number = divide(tile, of_head_reciprocal), head = divide(number, sequences_reciprocal);
+        return {number - head * sequences, head, number * of_head, of_head};
     }
 };
+
+// The number of this block's share.
+template <class Parameters>
+__device__ __forceinline__ int own_share(const Parameters& p) {
+    const int round = divide(block_index(), p.aligned_shares_reciprocal);
+    return (block_index() - round * p.aligned_shares) * p.share_distance + round;
+}
 
 // Where the parts of a head lie: in blocks from `first_block` on.
 struct HeadParts {

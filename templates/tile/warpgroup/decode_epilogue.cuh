@@ -48,7 +48,7 @@ struct DecodeEpilogue {
         for (int h = 0; h < 2; ++h) {
             const int row = own_row(row_group, h);
             if (row >= tiles.rows()) continue;
-            float* to = partials.row(Partials::slot_of(block_index(), is_first), row);
+            float* to = partials.row(Partials::slot_of(own_share(p), is_first), row);
 #pragma unroll
             for (int j = 0; j < kOutTiles; ++j) {
                 float* pair = to + j * 8 + lane_index() % 4 * 2;

@@ -15,8 +15,7 @@ __device__ __forceinline__ Shares<Traits> key_shares(const Parameters& p, const 
 //% else
 template <class Traits, class Parameters>
 __device__ __forceinline__ Shares<Traits> key_shares(const Parameters& p) {
-    return {{p.key_tiles, p.heads, p.batch, p.key_tiles_reciprocal, p.heads_reciprocal, p.heads_of_share, p.heads_of_share_reciprocal},
-            p.blocks, p.blocks_reciprocal};
+    return {{p.key_tiles, p.heads, p.batch, p.key_tiles_reciprocal, p.batch_reciprocal}, p.blocks, p.blocks_reciprocal};
 }
 
 //% endif

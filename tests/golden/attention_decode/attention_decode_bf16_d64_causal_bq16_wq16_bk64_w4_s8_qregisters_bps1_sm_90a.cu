@@ -301,7 +301,7 @@ constexpr int kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15)
 
 // Strides in elements. lse: [batch, heads_q, len_q], dense, or null. scale_log2: softmax scale * log2(e), more than 0; ln2_hi + ln2_lo:
 // scale / scale_log2, about ln 2. x_reciprocal: for a division by x (see divide). group: heads_q / heads_kv. row_tiles: work items of a
-// key/value head; head_items: those of all heads of a sequence; key_tiles: tiles of each item; heads_of_share: see DenseKeyTiles.
+// key/value head; head_items: those of all heads of a sequence; key_tiles: tiles of each item; aligned_shares: see own_share.
 // partials: see PartialOutputs. part_counters: parts of an item that have arrived, by the first block that has one; 0 before and after a
 // launch. Both are null where no item is cut.
 struct Parameters {
@@ -325,18 +325,19 @@ struct Parameters {
     i64 out_head;
     i64 out_row;
     u64 key_tiles_reciprocal;
-    u64 head_items_reciprocal;
+    u64 batch_reciprocal;
     u64 row_tiles_reciprocal;
     u64 group_reciprocal;
-    u64 heads_of_share_reciprocal;
     u64 blocks_reciprocal;
+    u64 aligned_shares_reciprocal;
     int key_tiles;
-    int head_items;
+    int batch;
     int row_tiles;
     int group;
-    int heads_of_share;
     int blocks;
-    int batch;
+    int aligned_shares;
+    int share_distance;
+    int head_items;
     int heads_q;
     int len_q;
     int len_kv;
@@ -404,10 +405,15 @@ __device__ __forceinline__ int divide(int n, u64 reciprocal) { return reciprocal
 // Equal shares of keys: which key tiles a thread block works on where few queries meet many keys, so that heads alone would not keep all
 // SMs busy ("split-K": flash decoding).
 //
-// The key tiles of all heads are numbered, one head after the other, one sequence after the other. Block b of P has the tiles
-// [b * tiles / P, (b + 1) * tiles / P): one piece, which begins and ends anywhere in a head. What a block does of one head is a part. The
-// parts of a head lie in neighbouring blocks, in the order of its keys. Shares follow from sizes alone, so every run sums up in the same
-// order.
+// The key tiles of all heads are numbered: those of a head in all sequences, one sequence after the other, before those of the next head.
+// Block b of P has the tiles [b * tiles / P, (b + 1) * tiles / P): one piece, which begins and ends anywhere in a head. What a block does
+// of one head of a sequence is a part. The parts of a head lie in neighbouring blocks, in the order of its keys. Shares follow from sizes
+// alone, so every run sums up in the same order.
+//
+// Where P is a multiple of the heads, all heads are cut at the same keys: shares P / heads apart begin at the same key of different heads.
+// In general `aligned_shares` of them do, the greatest common divisor of both, `share_distance` apart. Blocks that start one after the
+// other have these shares: they read the same keys of neighbouring heads at the same time, whose rows may lie side by side in memory.
+// Everything but `own_share` counts blocks in the order of their shares.
 
 // The key tiles of a head, [first, first + count) of all tiles. A head is what meets keys together: the query heads of a GQA group, or some
 // of their rows. It has a tile even if it has no key, so that somebody writes its output.
@@ -418,26 +424,25 @@ struct HeadTiles {
     __device__ __forceinline__ int end() const { return first + count; }
 };
 
-// Heads of sequences of one length. Another layout of sequences needs another struct with these functions; lengths in memory would make
-// `head_of` search among the sequences' first tiles.
-//
-// Where a share is several whole heads, `heads_of_share`, blocks take heads in turn: what blocks read at the same time is then of
-// neighbouring heads, whose rows lie side by side in memory where a sequence's heads do. Else heads_of_share is 1.
+// Heads of sequences of one length. Another layout of sequences needs another struct with these functions.
 struct DenseKeyTiles {
-    int of_head, heads, sequences;             // tiles of each head, heads of each sequence
-    u64 of_head_reciprocal, heads_reciprocal;  // see divide
-    int heads_of_share = 1;
-    u64 heads_of_share_reciprocal = 0;
+    int of_head, heads, sequences;                 // tiles of each head, heads of each sequence
+    u64 of_head_reciprocal, sequences_reciprocal;  // see divide
 
     __device__ __forceinline__ int tiles() const { return of_head * heads * sequences; }
     // The head that a tile belongs to.
     __device__ __forceinline__ HeadTiles head_of(int tile) const {
-        const int number = divide(tile, of_head_reciprocal), share = divide(number, heads_of_share_reciprocal);
-        const int round = number - share * heads_of_share, shares = divide(heads * sequences, heads_of_share_reciprocal);
-        const int index = round * shares + share, batch = divide(index, heads_reciprocal);
-        return {batch, index - batch * heads, number * of_head, of_head};
+        const int number = divide(tile, of_head_reciprocal), head = divide(number, sequences_reciprocal);
+        return {number - head * sequences, head, number * of_head, of_head};
     }
 };
+
+// The number of this block's share.
+template <class Parameters>
+__device__ __forceinline__ int own_share(const Parameters& p) {
+    const int round = divide(block_index(), p.aligned_shares_reciprocal);
+    return (block_index() - round * p.aligned_shares) * p.share_distance + round;
+}
 
 // Where the parts of a head lie: in blocks from `first_block` on.
 struct HeadParts {
@@ -1557,9 +1562,7 @@ struct Items {
     const DenseSequences sequences;
 
     __device__ __forceinline__ explicit Items(const Parameters& p)
-        : p(p), shares({p.key_tiles, p.head_items, p.batch, p.key_tiles_reciprocal, p.head_items_reciprocal, p.heads_of_share,
-                       p.heads_of_share_reciprocal},
-                      p.blocks, p.blocks_reciprocal),
+        : p(p), shares({p.key_tiles, p.head_items, p.batch, p.key_tiles_reciprocal, p.batch_reciprocal}, p.blocks, p.blocks_reciprocal),
           sequences{p.len_q, p.len_kv, p.heads_q, p.row_tiles} {}
 
     __device__ __forceinline__ Work work(const KeyPart<DenseKeyTiles>& part) const {
@@ -1593,7 +1596,7 @@ extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 attention_decode_bf16_d64_causal_bq16_wq16_bk64_w4_s8_qregisters_bps1_sm_90a(const __grid_constant__ Parameters p) {
     const Items items(p);
     const int key_group = warp_index() / kRowGroups, first_row = warp_index() % kRowGroups * kWarpQ;  // of this warp
-    KeyPart<DenseKeyTiles> part(items.shares, block_index());
+    KeyPart<DenseKeyTiles> part(items.shares, own_share(p));
 
     // Shared memory: Q; a ring of stages, each with the keys and the values of every key group; what the groups have of O; row sums.
     using OutSums = GroupSums<kKeyGroups, kBlockQ, kColumnsV>;
@@ -1653,7 +1656,7 @@ attention_decode_bf16_d64_causal_bq16_wq16_bk64_w4_s8_qregisters_bps1_sm_90a(con
             continue;
         }
         const PartialOutputs<kColumnsV> partials{p.partials, kBlockQ};
-        const int own_slot = partials.slot_of(block_index(), part.is_first);
+        const int own_slot = partials.slot_of(own_share(p), part.is_first);
         out_sums.template merge<kThreads>(
             O, softmax, key_group, first_row, work.rows.rows, [&](int row, int column, const MergedRow& merged) {
                 float* to = partials.row(own_slot, row);

@@ -421,12 +421,12 @@ struct Parameters {
     i64 out_head;
     i64 out_row;
     u64 key_tiles_reciprocal;  // x_reciprocal: for a division by x, see divide
-    u64 heads_reciprocal;
+    u64 batch_reciprocal;
     u64 row_tiles_reciprocal;
     u64 head_sets_reciprocal;
     u64 tile_heads_reciprocal;
-    u64 heads_of_share_reciprocal;
     u64 blocks_reciprocal;
+    u64 aligned_shares_reciprocal;
     int batch;
     int heads_q;  // query heads
     int len_q;
@@ -434,12 +434,13 @@ struct Parameters {
     int group;  // query heads of a key/value head
     int heads;  // of a sequence: row tiles * key/value heads
     int key_tiles;  // of a head, at least 1
-    int heads_of_share;  // see DenseKeyTiles
     int row_tiles;
     int head_sets;
     int tile_heads;  // of a row tile, with tile_queries queries each: see RowTiles
     int tile_queries;
     int blocks;  // thread blocks of the grid, no more than there are key tiles
+    int aligned_shares;  // see own_share
+    int share_distance;
     float scale_log2;  // softmax scale * log2(e), more than 0
     float ln2_hi;  // ln2_hi + ln2_lo: softmax scale / scale_log2, ln 2 but for the rounding of scale_log2
     float ln2_lo;
@@ -639,10 +640,15 @@ struct PackedRows {
 // Equal shares of keys: which key tiles a thread block works on where few queries meet many keys, so that heads alone would not keep all
 // SMs busy ("split-K": flash decoding).
 //
-// The key tiles of all heads are numbered, one head after the other, one sequence after the other. Block b of P has the tiles
-// [b * tiles / P, (b + 1) * tiles / P): one piece, which begins and ends anywhere in a head. What a block does of one head is a part. The
-// parts of a head lie in neighbouring blocks, in the order of its keys. Shares follow from sizes alone, so every run sums up in the same
-// order.
+// The key tiles of all heads are numbered: those of a head in all sequences, one sequence after the other, before those of the next head.
+// Block b of P has the tiles [b * tiles / P, (b + 1) * tiles / P): one piece, which begins and ends anywhere in a head. What a block does
+// of one head of a sequence is a part. The parts of a head lie in neighbouring blocks, in the order of its keys. Shares follow from sizes
+// alone, so every run sums up in the same order.
+//
+// Where P is a multiple of the heads, all heads are cut at the same keys: shares P / heads apart begin at the same key of different heads.
+// In general `aligned_shares` of them do, the greatest common divisor of both, `share_distance` apart. Blocks that start one after the
+// other have these shares: they read the same keys of neighbouring heads at the same time, whose rows may lie side by side in memory.
+// Everything but `own_share` counts blocks in the order of their shares.
 
 // The key tiles of a head, [first, first + count) of all tiles. A head is what meets keys together: the query heads of a GQA group, or some
 // of their rows. It has a tile even if it has no key, so that somebody writes its output.
@@ -653,26 +659,25 @@ struct HeadTiles {
     __device__ __forceinline__ int end() const { return first + count; }
 };
 
-// Heads of sequences of one length. Another layout of sequences needs another struct with these functions; lengths in memory would make
-// `head_of` search among the sequences' first tiles.
-//
-// Where a share is several whole heads, `heads_of_share`, blocks take heads in turn: what blocks read at the same time is then of
-// neighbouring heads, whose rows lie side by side in memory where a sequence's heads do. Else heads_of_share is 1.
+// Heads of sequences of one length. Another layout of sequences needs another struct with these functions.
 struct DenseKeyTiles {
-    int of_head, heads, sequences;             // tiles of each head, heads of each sequence
-    u64 of_head_reciprocal, heads_reciprocal;  // see divide
-    int heads_of_share = 1;
-    u64 heads_of_share_reciprocal = 0;
+    int of_head, heads, sequences;                 // tiles of each head, heads of each sequence
+    u64 of_head_reciprocal, sequences_reciprocal;  // see divide
 
     __device__ __forceinline__ int tiles() const { return of_head * heads * sequences; }
     // The head that a tile belongs to.
     __device__ __forceinline__ HeadTiles head_of(int tile) const {
-        const int number = divide(tile, of_head_reciprocal), share = divide(number, heads_of_share_reciprocal);
-        const int round = number - share * heads_of_share, shares = divide(heads * sequences, heads_of_share_reciprocal);
-        const int index = round * shares + share, batch = divide(index, heads_reciprocal);
-        return {batch, index - batch * heads, number * of_head, of_head};
+        const int number = divide(tile, of_head_reciprocal), head = divide(number, sequences_reciprocal);
+        return {number - head * sequences, head, number * of_head, of_head};
     }
 };
+
+// The number of this block's share.
+template <class Parameters>
+__device__ __forceinline__ int own_share(const Parameters& p) {
+    const int round = divide(block_index(), p.aligned_shares_reciprocal);
+    return (block_index() - round * p.aligned_shares) * p.share_distance + round;
+}
 
 // Where the parts of a head lie: in blocks from `first_block` on.
 struct HeadParts {
@@ -1354,8 +1359,7 @@ using Part = KeyPart<typename Traits::KeyTiles>;
 
 template <class Traits, class Parameters>
 __device__ __forceinline__ Shares<Traits> key_shares(const Parameters& p) {
-    return {{p.key_tiles, p.heads, p.batch, p.key_tiles_reciprocal, p.heads_reciprocal, p.heads_of_share, p.heads_of_share_reciprocal},
-            p.blocks, p.blocks_reciprocal};
+    return {{p.key_tiles, p.heads, p.batch, p.key_tiles_reciprocal, p.batch_reciprocal}, p.blocks, p.blocks_reciprocal};
 }
 
 template <class Parameters>
@@ -1506,7 +1510,7 @@ struct DecodeEpilogue {
         for (int h = 0; h < 2; ++h) {
             const int row = own_row(row_group, h);
             if (row >= tiles.rows()) continue;
-            float* to = partials.row(Partials::slot_of(block_index(), is_first), row);
+            float* to = partials.row(Partials::slot_of(own_share(p), is_first), row);
 #pragma unroll
             for (int j = 0; j < kOutTiles; ++j) {
                 float* pair = to + j * 8 + lane_index() % 4 * 2;
@@ -1786,7 +1790,7 @@ attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s4_sm_90a(const __grid_const
     }
     smem.initialise<kThreads>(RowTiles::of(p).rows());
     const auto shares = key_shares<Traits>(p);
-    const Part<Traits> first_part(shares, block_index());
+    const Part<Traits> first_part(shares, own_share(p));
     griddepcontrol_wait();  // before any thread reads or writes what launches before have written or read
     barrier_sync();
     const int warpgroup = warp_index() / 4;
