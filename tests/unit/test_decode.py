@@ -18,7 +18,7 @@ from flashgen.codegen.families.attention_decode.shares import Shares, shares_of
 from flashgen.codegen.families.attention_decode_sm90.boxes import PART_COST
 from flashgen.codegen.families.attention_forward.config import QueryPlace
 from flashgen.codegen.family import find_family
-from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
+from flashgen.codegen.problem import CacheDtype, Dtype, Mask, Problem, Sequences
 from flashgen.codegen.program import BufferKind
 from flashgen.codegen.target import find_target, targets
 from flashgen.codegen.workload import Workload
@@ -216,3 +216,25 @@ def test_the_model_knows_what_bounds_it() -> None:
     assert FAMILY.predict(PROBLEM, PLAIN, Workload(1, 8, 8, 1, 64), A100).seconds < 10e-6
     two_warps = dataclasses.replace(PLAIN, warps=2, block_kv=32, stages=8)
     assert FAMILY.predict(PROBLEM, two_warps, Workload(16, 32, 8, 1, 8192), H200).bound_by == "latency"
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "sizes", "picked"),
+    [
+        (128, (16, 32, 8, 1, 8192), "bq16_wq16_bk256_w8"),
+        (128, (16, 32, 8, 8, 8192), "bq32_wq16_bk256_w8"),
+        (128, (16, 32, 8, 16, 8192), "bq64_wq16_bk128_w8"),
+        (64, (128, 64, 8, 1, 4096), "bq16_wq16_bk128_w4"),
+        (64, (1, 64, 8, 1, 65536), "bq16_wq16_bk256_w8"),
+        (64, (128, 64, 8, 4, 4096), "bq32_wq32_bk128_w4"),
+        (64, (128, 64, 8, 8, 4096), "bq64_wq32_bk64_w4"),
+        (256, (8, 16, 2, 1, 32768), "bq16_wq16_bk128_w8"),
+    ],
+)
+def test_what_the_model_picks_for_e4m3_keys_is_what_was_fastest(head_dim: int, sizes: tuple[int, ...], picked: str) -> None:
+    problem = dataclasses.replace(CACHED, head_dim=head_dim, head_dim_v=head_dim, dtype_kv=CacheDtype.E4M3)
+    dense = Workload(*sizes)
+    table_pages = dense.len_kv // 64
+    workload = dataclasses.replace(dense, pages=dense.batch * table_pages, page_size=64, table_pages=table_pages)
+    configs = [each for each in FAMILY.space(problem, H200.target) if FAMILY.not_dominated(each, workload)]
+    assert min(configs, key=lambda each: FAMILY.predict(problem, each, workload, H200).seconds).name.startswith(picked)

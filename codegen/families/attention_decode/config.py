@@ -8,6 +8,17 @@ from flashgen.codegen.config import Config, tagged
 
 from ..attention_forward.config import QueryPlace
 
+# block_q, warp_q, warps, keys of a tile for each key group, blocks_per_sm: what was best somewhere on an H200. The last ones are for wide
+# heads where shared memory is small.
+SHAPES = (
+    *((16, 16, 4, 16, 1), (16, 16, 4, 32, 1), (16, 16, 4, 16, 2), (16, 16, 8, 16, 1)),
+    *((32, 16, 8, 16, 1), (32, 32, 4, 16, 1), (64, 16, 8, 32, 1), (64, 32, 8, 16, 1), (32, 16, 4, 16, 1), (16, 16, 2, 16, 1)),
+)
+SHAPES_OF_E4M3 = (  # first: more keys a tile, as they have half the bytes, and many warps, as each converts what it multiplies
+    *((16, 16, 8, 32, 1), (16, 16, 4, 32, 2), (16, 16, 8, 16, 2), (16, 16, 4, 32, 3)),
+    *((32, 16, 8, 64, 1), (32, 32, 4, 32, 2), (64, 16, 8, 64, 1), (64, 32, 8, 32, 1), (64, 32, 4, 32, 2)),
+)
+
 
 @dataclass(frozen=True)
 class AttentionDecodeConfig(Config):

@@ -27,20 +27,13 @@ from ..attention_decode_sm90.boxes import PART_COST
 from ..attention_decode_sm90.rows import COUNTED_ROWS, aligned_shares, size_reasons
 from ..attention_forward.config import QueryPlace
 from . import model
-from .config import AttentionDecodeConfig
+from .config import SHAPES, SHAPES_OF_E4M3, AttentionDecodeConfig
 from .shares import MOST_TILES, shares_of, tiles_in_ints
 
 DIVISORS = ("key_tiles", "batch", "row_tiles", "group", "blocks", "aligned_shares")
 BLOCK_Q = (16, 32, 64)
-WIDE = 192  # columns of O
+MIDDLE, WIDE = 128, 192  # columns of O
 MOST_ROWS, LEAST_KEYS_A_QUERY = max(BLOCK_Q), 8  # of a key/value head that the family is preferred for
-# block_q, warp_q, warps, keys of a tile for each key group, blocks_per_sm: what was best somewhere on an H200. The last ones are for wide
-# heads where shared memory is small.
-SHAPES = (
-    *((16, 16, 4, 16, 1), (16, 16, 4, 32, 1), (16, 16, 4, 16, 2), (16, 16, 8, 16, 1)),
-    *((32, 16, 8, 16, 1), (32, 32, 4, 16, 1), (64, 16, 8, 32, 1), (64, 32, 8, 16, 1), (32, 16, 4, 16, 1), (16, 16, 2, 16, 1)),
-)
-SHAPES_OF_E4M3 = ((16, 16, 8, 32, 1), (16, 16, 4, 32, 2), (16, 16, 8, 16, 2))  # first: more keys a tile, as they have half the bytes
 STAGES = (8, 6, 4, 3, 2)
 QUERY_PLACES = (QueryPlace.REGISTERS, QueryPlace.SHARED)
 RING_BYTES = 192 * 2**10  # of an SM: a third of it keeps the memory busy, the rest while a block ends one item and begins the next
@@ -265,6 +258,8 @@ class AttentionDecode(Family):
             return
         most = 16 if padded(problem.head_dim_v) > WIDE else 32  # keys of a group: with more, wide heads spill
         known = SHAPES if problem.dtype_kv is None else (*SHAPES_OF_E4M3, *SHAPES)
+        if problem.dtype_kv is not None and padded(problem.head_dim_v) <= MIDDLE:
+            most = 64
         shapes = dict.fromkeys((*rows, warps, min(group_kv, most), blocks) for *rows, warps, group_kv, blocks in known)
         for block_q, warp_q, warps, group_kv, blocks in shapes:
             block_kv = warps * warp_q // block_q * group_kv

@@ -47,8 +47,31 @@ class SplitWeights:
     tensor: float = 0.6
 
 
-GUESSED = SplitWeights()
-GUESSED_E4M3 = SplitWeights(beside=0.3, step=700.0, tensor=0.35)  # each number is converted by each warp that multiplies it
+@dataclass(frozen=True)
+class ConversionWeights:
+    """The same where keys are e4m3 numbers, which each warp that multiplies them converts: the schedulers of an SM then are what is busy.
+
+    Fitted to the times of 70 configs on an H200, head dims 64 to 256 and 4 to 64 rows a key/value head.
+
+    convert:    cycles of a scheduler for each column of a warp's key, whatever its rows
+    product:    cycles for each column of a key, for each of the warp's row tiles
+    softmax:    cycles for each key and row tile
+    step:       cycles of a warp for a tile that do not depend on its size
+    alone:      cycles that a warp takes where it has a scheduler to itself, for each that it would take beside others
+    latency, beside: as in SplitWeights
+    """
+
+    convert: float = 0.0187
+    product: float = 0.0315
+    softmax: float = 12.3
+    step: float = 880.0
+    alone: float = 1.25
+    latency: float = 1.2e-6
+    beside: float = 0.29
+
+
+SCHEDULERS = 4  # of an SM
+GUESSED, FITTED_E4M3 = SplitWeights(), ConversionWeights()
 
 
 def predict(
@@ -62,18 +85,21 @@ def predict(
     """The time of a launch. Each work item reads its keys for itself: others that want the same ones do so at another time."""
     if not shares.items:
         return Prediction(0.0, "nothing")
-    if weights is None:
-        weights = GUESSED if problem.dtype_kv is None else GUESSED_E4M3
+    weights = weights or GUESSED
     columns = padded(problem.head_dim) + padded(problem.head_dim_v)
     tile_bytes = config.block_kv * (problem.head_dim + problem.head_dim_v) * problem.kv_bytes
     tiles = shares.items * shares.key_tiles
     busy = min(1.0, shares.blocks / device.sm_count)
     on_their_way = (config.stages - 1) * tile_bytes * shares.blocks
     bandwidth = device.memory_bandwidth * weights.memory
-    memory = tiles * tile_bytes / (bandwidth * min(1.0, on_their_way / (bandwidth * weights.latency)))
-    row_tiles = config.warp_q // 16
-    step = weights.step + columns * (weights.column + weights.score * config.group_kv * row_tiles)
-    tensor = 2 * config.block_q * config.block_kv * columns / (device.target.mma_flops_per_cycle * device.mma_rate * weights.tensor)
+    row_tiles, latency, beside = config.warp_q // 16, weights.latency, weights.beside
+    if problem.dtype_kv is None:
+        step = weights.step + columns * (weights.column + weights.score * config.group_kv * row_tiles)
+        tensor = 2 * config.block_q * config.block_kv * columns / (device.target.mma_flops_per_cycle * device.mma_rate * weights.tensor)
+    else:
+        latency, beside = FITTED_E4M3.latency, FITTED_E4M3.beside
+        step, tensor = _converting(config, columns)
+    memory = tiles * tile_bytes / (bandwidth * min(1.0, on_their_way / (bandwidth * latency)))
     together = max(1.0, shares.blocks / device.sm_count)  # blocks of an SM
     arithmetic = math.ceil(tiles / shares.blocks) * max(step, tensor * together) / device.clock_hz
     fixed = weights.launch + weights.item * max(0.0, shares.items / shares.blocks - 1)
@@ -81,7 +107,15 @@ def predict(
         fixed += weights.merge + weights.part * math.ceil(shares.blocks / shares.items)
     slower, faster = max(memory, arithmetic), min(memory, arithmetic)
     bound = "memory" if memory >= arithmetic else "tensor cores" if tensor * together > step else "latency"
-    return Prediction(slower + weights.beside * faster / busy + fixed, bound)
+    return Prediction(slower + beside * faster / busy + fixed, bound)
+
+
+def _converting(config: AttentionDecodeConfig, columns: int, weights: ConversionWeights = FITTED_E4M3) -> tuple[float, float]:
+    """Cycles of a tile of e4m3 keys: of each warp, and of the schedulers for all warps of a block."""
+    row_tiles = config.warp_q // 16
+    of_key = columns * (weights.convert + weights.product * row_tiles) + weights.softmax * row_tiles
+    issued = config.group_kv * of_key
+    return weights.step + weights.alone * issued, issued * config.warps / SCHEDULERS
 
 
 def traffic(problem: Problem, config: AttentionDecodeConfig, workload: Workload) -> Traffic:
