@@ -1,9 +1,12 @@
-// Tensors [batch, heads_q, len_q, len_kv] of which each score has an element, in memory in any way: a step is 0 where they are the same.
 //% if packed
+// Tensors [batch, heads_q, len_q, len_kv] of which each score has an element, in memory in any way: a step is 0 where they are the same.
 // A packed sequence may be longer than its part of the tensor: elements that are not there are 0, and so are those of queries past its end,
 // where the tensor may have anything.
-//% endif
 
+//% else
+// Tensors [batch, heads_q, len_q, len_kv] of which each score has an element, in memory in any way: a step is 0 where they are the same.
+
+//% endif
 // Two neighbouring elements as one word in memory.
 template <class T, int kBytes = sizeof(T)>
 struct ElementPair;

@@ -28,6 +28,7 @@ struct SeenRow {
         return {row, head, tile.batch, tile.first_row, tile.rows.len_q, tile.rows.len_kv};
     }
 };
+
 //% else
 struct SeenRow {
     int row, head, batch;
@@ -38,8 +39,8 @@ struct SeenRow {
         return {block_index() - of_heads * p.seen_rows, of_heads - batch * p.seen_heads, batch};
     }
 };
-//% endif
 
+//% endif
 // The lowest and the highest of some numbers.
 struct ValueRange {
     i64 lowest, highest;
