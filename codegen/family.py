@@ -53,7 +53,8 @@ class Family(ABC):
     `correct`: whether its kernels compute what their operation says. One that does not, to show what goes wrong, is never automatic, and
     nobody can tune, generate or debug it: see `require_correct`.
     `modifiers`: names of those that its kernels can have.
-    `fetches_scores`: whether its kernels bring what scores have in memory to shared memory before they need it.
+    `fetches_scores`: whether its kernels bring what scores have in memory to shared memory before they need it;
+    `loads_scores_ahead`: to registers.
     `preference`: where no measurement says which family is faster, the one with the highest is taken of those that can do the same; see
     `preference_for`.
     """
@@ -68,6 +69,7 @@ class Family(ABC):
     operation: ClassVar[str] = "forward"
     modifiers: ClassVar[tuple[str, ...]] = ()
     fetches_scores: ClassVar[bool] = False
+    loads_scores_ahead: ClassVar[bool] = False
     preference: ClassVar[int] = 0
     automatic: ClassVar[bool] = True
     correct: ClassVar[bool] = True

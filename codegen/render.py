@@ -19,7 +19,7 @@ from .modifier import Modifier, collects_gradients, modifiers_of
 from .problem import CacheDtype
 from .prune import END, MARK, parts, pruned
 from .score_chain import chain_text, conditions, shares_distances
-from .score_tensors import fetches
+from .score_tensors import fetches, loads_ahead
 from .seen_tiles import hiding, scatters
 from .spec import KernelSpec
 
@@ -48,7 +48,7 @@ _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key", "fetches"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
-    *("traced_tiles", "traced_distances", "ahead", "linear", "hides", "packed", "cached", "invariant", "e4m3"),
+    *("traced_tiles", "traced_distances", "ahead", "linear", "hides", "packed", "cached", "invariant", "e4m3", "early"),
 )
 _FETCHING = ("cp_async", "ldmatrix")  # atoms of common/fetched_tensor
 _COLUMNS = 120
@@ -204,6 +204,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
             cached=spec.problem.is_cached,
             invariant=spec.problem.batch_invariant,
             e4m3=spec.problem.dtype_kv is CacheDtype.E4M3,
+            early=spec.family.loads_scores_ahead and loads_ahead(spec.problem),
         ),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers if modifier.link)],
         atoms=atom_files(used_atoms, atoms),

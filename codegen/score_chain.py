@@ -26,6 +26,7 @@ def conditions(
     cached: bool = False,
     invariant: bool = False,
     e4m3: bool = False,
+    early: bool = False,
 ) -> dict[str, object]:
     """What texts say on behalf of modifiers: see templates/tile/common/score_changes.cuh.
 
@@ -36,13 +37,13 @@ def conditions(
     linear: see linear_terms.py, by kernels that can, as `may_multiply` says; hides: see `Modifier.hides_keys`: some keys no query may see;
     ahead: what is added by the distance alone is read before scores are there: beside other changes registers do not do for it;
     may_share: see `shares_distances`; packed, cached: whether sequences are; invariant: whether results
-    are, of the batch; e4m3: whether keys and values are;
+    are, of the batch; e4m3: whether keys and values are; early: whether kernels load tensors of scores ahead, see `loads_ahead`;
     opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; bends: a link bends scores, and their gradients know it; scatters: see
     `Modifier.scattered_by`; all others: see `TracedModifier.conditions`
     """
     maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
     found: dict[str, object] = {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds}
-    found |= {"packed": packed, "cached": cached, "invariant": invariant, "e4m3": e4m3}
+    found |= {"packed": packed, "cached": cached, "invariant": invariant, "e4m3": e4m3, "early": early}
     found |= {"links": _links(modifiers), "collects": operation == "backward" and not maps and any(one.sum_parameters for one in modifiers)}
     named = {"heads": "has_heads", "joins": "joins_sums", "drops": "drops", "tensors": "reads_scores", "opens": "opens"}
     for name, attribute in {**named, "by_key": "masks_by_key", "hides": "hides_keys"}.items():

@@ -42,6 +42,13 @@ def fetches(problem: Problem) -> bool:
     return not others or (problem.head_dim_v <= WIDEST_FETCHED and len(others) <= MOST_BESIDE_FETCHED)
 
 
+@cache
+def loads_ahead(problem: Problem) -> bool:
+    """Whether kernels that can load elements of scores a fragment ahead. Wide heads have no registers for it, nor have many modifiers."""
+    having = [one for one in modifiers_of(problem) if TILE_FILE in one.tiles and not one.for_inference]
+    return bool(having) and problem.head_dim_v <= WIDEST_FETCHED and len(problem.modifiers) <= MOST_BESIDE_FETCHED + 1
+
+
 def batch_values(call: Call) -> dict[str, int]:
     """The values of these fields."""
     return {"batches": call.workload.batch, "batches_reciprocal": reciprocal(call.workload.batch)}

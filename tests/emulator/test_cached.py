@@ -317,9 +317,11 @@ MODIFIED = [
     fault_of(
         "mask-of-the-first-head", "of_row[1] = of_batch + second_head * head_step", "of_row[1] = of_batch + first_head * head_step", "mask"
     ),
-    fault_of("mask-of-the-first-query", "min(position.row(i, h), rows - 1)", "min(position.row(i, 0), rows - 1)", "mask"),
+    fault_of("mask-of-the-first-query", "min(position.row(0, h), len_q - 1)", "min(position.row(0, 0), len_q - 1)", "mask"),
     fault_of("mask-of-the-first-sequence", "first + batch * batch_step", "first + 0 * batch_step", "mask"),
     fault_of("mask-by-positions-with-padding", _FIRST_COLUMN, f"5 + {_FIRST_COLUMN}", "mask"),
+    fault_of("mask-of-the-tile-before", "first_row, first_key + kBlockKv}", "first_row, first_key}", "mask"),
+    fault_of("mask-of-the-first-tile", "first_row, work.begin * kBlockKv + key", "first_row, key", "mask"),
     fault_of("tree-mask-from-the-first-key", "                len_kv - len_q};", "                0};", "tree-mask"),
     fault_of("tree-mask-one-off", "                len_kv - len_q};", "                len_kv - len_q - 1};", "tree-mask"),
     fault_of("tree-mask-tile-left-out", "kTiles * 8 <= first_key", "kTiles * 8 <= first_key + 8", "tree-mask"),

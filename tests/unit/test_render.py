@@ -147,6 +147,7 @@ EVERY_KIND = (
     ((), "cached"),
     ((), "invariant"),
     ((), "e4m3"),
+    ((modifiers()["bias"],), "ahead"),
 )
 # Files of tile operations that say something else where a problem has modifiers, or sequences that are not dense.
 CONDITIONAL = [path for path in templates.paths() if path.startswith("tile/") and "//%" in templates.read(path)]
@@ -156,8 +157,10 @@ def given(kind: Sequence[Modifier], layout: str) -> dict[str, object]:
     """What a file says on behalf of modifiers, in kernels that fetch where registers allow it.
 
     layout: empty of dense sequences, the pass of packed ones, "cached" of those in a cache, "e4m3" of e4m3 numbers there,
-    and "invariant" of dense ones in any batch
+    "invariant" of dense ones in any batch, and "ahead" where tensors of scores are loaded ahead
     """
+    if layout == "ahead":
+        return conditions(kind, "forward", early=True)
     if layout in ("cached", "e4m3", "invariant"):
         return conditions(kind, "forward", cached=layout != "invariant", e4m3=layout == "e4m3", invariant=layout == "invariant")
     if layout:

@@ -50,6 +50,7 @@ class AttentionDecode(Family):
     modifiers = (
         *("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "prefix_len", "sinks", "softcap", "traced", "tree_mask", "window"),
     )
+    loads_scores_ahead = True
     preference = -1  # but for few queries, see preference_for
     template = "kernels/attention_decode.cu.j2"
     config_type = AttentionDecodeConfig
@@ -86,7 +87,7 @@ class AttentionDecode(Family):
         reasons = problem_reasons(problem, self.operation, self.modifiers, cached=True, invariant=True, e4m3=True)
         reasons += e4m3_reasons(problem, target)
         if scatters(problem) and not problem.is_cached:
-            reasons.append("sequences must be cached with a mask_mod in these kernels, as others visit the tiles that it leaves; got dense")
+            reasons.append("sequences must be cached with a mask_mod in these kernels, as others visit but the tiles it leaves; got dense")
         if target.capability < (8, 0):
             reasons.append(f"target must be sm_80 or newer; got {target.name}")
         return reasons
@@ -153,8 +154,7 @@ class AttentionDecode(Family):
         """See Family."""
         block = e4m3_block(cached_block(self.parameters), problem) if problem.is_cached else self.parameters
         own = ["unit"] * (problem.is_cached or problem.batch_invariant) + ["slot_rows"] * problem.batch_invariant
-        block = block.with_fields(*(Parameter("int", name) for name in own))
-        return (KernelText(with_modifiers(block, problem)),)
+        return (KernelText(with_modifiers(block.with_fields(*(Parameter("int", name) for name in own)), problem)),)
 
     def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """See Family."""

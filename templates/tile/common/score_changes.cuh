@@ -138,6 +138,22 @@ __device__ __forceinline__ void change_scores_at_once(float (&S)[kRowTiles][kTil
     map_scores(S, position, chain);
     (add_whole_by(static_cast<const Links&>(chain), S, position), ...);
 }
+//% if early
+
+// Has links load what they have in memory of a fragment, before its scores are there.
+template <class Link, class = void>
+constexpr bool kLoads = false;
+template <class Link>
+constexpr bool kLoads<Link, decltype(void(Link::kLoadsAhead))> = true;
+template <int kTiles, class Link, class Position>
+__device__ __forceinline__ void load_by(Link& link, const Position& position) {
+    if constexpr (kLoads<Link>) link.template load_ahead<kTiles>(position);
+}
+template <int kTiles, class Position, class... Links>
+__device__ __forceinline__ void load_ahead(ScoreChain<Links...>& chain, const Position& position) {
+    (load_by<kTiles>(static_cast<Links&>(chain), position), ...);
+}
+//% endif
 
 // One score, of a query and a key.
 template <class Link>

@@ -13,16 +13,27 @@ struct ElementPair;
 template <class T>
 struct ElementPair<T, 1> {
     u16 word;
+//% if early
+    __device__ __forceinline__ static ElementPair of(T low, T high) { return {static_cast<u16>(low | high << 8)}; }
+//% endif
     __device__ __forceinline__ T get(int i) const { return static_cast<T>(word >> i * 8 & 0xff); }
 };
 template <class T>
 struct ElementPair<T, 2> {
     u32 word;
+//% if early
+    __device__ __forceinline__ static ElementPair of(T low, T high) { return {low.bits | static_cast<u32>(high.bits) << 16}; }
+//% endif
     __device__ __forceinline__ T get(int i) const { return {static_cast<u16>(word >> i * 16)}; }
 };
 template <class T>
 struct ElementPair<T, 4> {
     u64 word;
+//% if early
+    __device__ __forceinline__ static ElementPair of(T low, T high) {
+        return {__float_as_uint(low) | static_cast<u64>(__float_as_uint(high)) << 32};
+    }
+//% endif
     __device__ __forceinline__ T get(int i) const { return __uint_as_float(static_cast<u32>(word >> i * 32)); }
 };
 
@@ -35,6 +46,9 @@ struct ScoreTensor {
     int row_keys;        // of a row in memory; len_q and len_kv count those of the sequence that are there
 //% endif
     const T* of_row[2];  // of the heads of a lane's rows lane/4 and lane/4 + 8
+//% if early
+    ElementPair<T> ahead[2][kGroupKv / 8];  // of the fragment that comes next
+//% endif
 
     __device__ __forceinline__ void load_heads(int batch, int first_head, int second_head) {
         const T* of_batch = first + batch * batch_step;
@@ -51,6 +65,41 @@ struct ScoreTensor {
     __device__ __forceinline__ T at(int query, int key) const {
         return of_row[0][static_cast<i64>(min(query, len_q - 1)) * query_step + static_cast<i64>(min(key, len_kv - 1)) * key_step];
     }
+//% if early
+    // Loads the elements of a fragment, so that they are here once its scores are. There are none behind the last key.
+    template <int kTiles, class Position>
+    __device__ __forceinline__ void load_ahead(const Position& position) {
+        const int column = position.first_column + lane_index() % 4 * 2, columns = len_kv - column;
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const i64 row = min(position.row(0, h), len_q - 1);
+            const T* own = of_row[h] + row * query_step + static_cast<i64>(column) * key_step;
+            const bool aligned = reinterpret_cast<u64>(own) % sizeof(ElementPair<T>) == 0;
+            if (key_step == 1 && aligned && columns > kTiles * 8 - 7) {
+                const auto* pairs = reinterpret_cast<const ElementPair<T>*>(own);
+#pragma unroll
+                for (int j = 0; j < kTiles; ++j) ahead[h][j] = pairs[j * 4];
+                continue;
+            }
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j) {
+                const T* second = j * 8 + 1 < columns ? own + key_step : own;
+                if (j * 8 < columns) ahead[h][j] = ElementPair<T>::of(own[0], second[0]);
+                own += 8 * key_step;
+                launder(own);
+            }
+        }
+    }
+    // Calls change(s, element) for each score of the fragment whose elements have been loaded.
+    template <class Position, int kTiles, class Change>
+    __device__ __forceinline__ void for_each(float (&S)[1][kTiles][4], const Position&, const Change& change) const {
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+#pragma unroll
+            for (int j = 0; j < kTiles; ++j)
+                change(S[0][j][h * 2], ahead[h][j].get(0)), change(S[0][j][h * 2 + 1], ahead[h][j].get(1));
+    }
+//% else
     // Calls change(s, element) for each score of a fragment that has an element.
 //% endif
     template <class Position, int kRowTiles, int kTiles, class Change>
@@ -98,4 +147,5 @@ struct ScoreTensor {
                 }
             }
     }
+//% endif
 };

@@ -15,6 +15,9 @@ struct Bias : HidesNothing<Bias<T>>, FetchedTensor<T> {
 struct Bias : HidesNothing<Bias<T>>, ScoreTensor<T> {
 //% endif
     static constexpr bool kAddsToScores = true, kHasHeads = true;
+//% if early
+    static constexpr bool kLoadsAhead = true;
+//% endif
     float per_unit;  // from the bias to scores as the product gives them
 //% if collects
     static constexpr bool kCollectsGradients = true;

@@ -2,6 +2,9 @@
 
 struct BooleanMask : HidesNothing<BooleanMask>, ScoreTensor<unsigned char> {
     static constexpr bool kAddsToScores = true, kHasHeads = true;
+//% if early
+    static constexpr bool kLoadsAhead = true;
+//% endif
 
     template <class Parameters>
     __device__ __forceinline__ static BooleanMask of(const Parameters& p, int len_q, int len_kv) {
