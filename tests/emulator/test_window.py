@@ -31,6 +31,8 @@ KERNELS = {
         "attention_forward", 64, Mask.FULL, False, ALONE, AttentionForwardConfig(64, 64, 32, 4, 3, QueryPlace.SHARED, FirstProduct.QK)
     ),
     "sm90": NamedKernel("attention_forward_sm90", 64, Mask.FULL, False, ALONE, AttentionForwardSm90Config(2, 64, 2, 2, 1)),
+    # Two words of columns.
+    "sm90-wide": NamedKernel("attention_forward_sm90", 64, Mask.FULL, False, ALONE, AttentionForwardSm90Config(2, 160, 2, 2, 1)),
     "packed": NamedKernel("attention_forward_sm90", 64, Mask.FULL, False, ALONE, AttentionForwardSm90Config(2, 64, 2, 2, 1, pack_gqa=2)),
     "decode": NamedKernel("attention_decode", 64, Mask.FULL, False, ALONE, DECODE),
     "backward": NamedKernel("attention_backward", 64, Mask.FULL, False, ALONE),
@@ -93,6 +95,8 @@ FAULTS = [
     fault_of("aligned-top-left", _LEFT, "-p.window_left", "sm90"),
     fault_of("first-key-not-hidden", _KEYS, "{0, query + last + 1}", "generic"),
     fault_of("last-key-not-hidden", _KEYS, "{max(0, query + first), 0x7fffffff}", "sm90"),
+    fault_of("second-column-hidden", "min(within % 8, 2)", "min(within % 8, 1)", "sm90"),
+    fault_of("columns-of-the-first-word", "first_key + first * 8 + lane", "first_key + lane", "sm90-wide"),
     fault_of("first-keys-not-hidden", "(chain.kHidesFirstKeys && tile < work.full_begin)", "false", "decode"),
     fault_of("tiles-of-the-first-key", "work.begin = tiles.begin + part", "work.begin = part", "decode"),
     fault_of(

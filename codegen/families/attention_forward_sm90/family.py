@@ -12,7 +12,16 @@ from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reason
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.linear_terms import linear_columns, with_linear_terms
-from flashgen.codegen.modifier import modifier_refusals, modifier_values, reads_scores, score_unit, widest_tile, with_modifiers
+from flashgen.codegen.modifier import (
+    maps_scores,
+    modifier_refusals,
+    modifier_values,
+    modifiers_of,
+    reads_scores,
+    score_unit,
+    widest_tile,
+    with_modifiers,
+)
 from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
@@ -73,6 +82,8 @@ class AttentionForwardSm90(Family):
         tiles = with_linear_terms(self.tiles, problem)
         if problem.is_cached:
             return self.atoms, with_page_files(tiles)
+        if any(modifier.hides_keys for modifier in modifiers_of(problem)) and not maps_scores(problem):  # beside a map it would spill
+            tiles = tuple("warpgroup/column_mask" if tile == "common/mask" else tile for tile in tiles)
         return packed.with_packed_files((*self.atoms, "griddepcontrol", "cp_async"), tiles) if problem.is_packed else (self.atoms, tiles)
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
