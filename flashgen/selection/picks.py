@@ -85,7 +85,7 @@ def _of_plain_kernels(
     Local attention is most like a causal mask.
     """
     mask = Mask.CAUSAL if workload.is_local else problem.mask
-    plain = replace(problem, mask=mask, modifiers=(), sequences=Sequences.DENSE)
+    plain = replace(problem, mask=mask, modifiers=(), sequences=Sequences.DENSE, dtype_kv=None)
     sizes = replace(equal_lengths(workload), window_left=OPEN, window_right=OPEN, chunk=OPEN)
     unable = {family.name for family in automatic_families(problem) if family.refusals(problem, device.target)}
     for pick in picks(plain, sizes, device, toolchain, excluded | unable, any_length=True):

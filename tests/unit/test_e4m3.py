@@ -22,6 +22,7 @@ from flashgen.launch.tensors import Tensors
 from flashgen.numerics.caches import cached_keys, poison_unused
 from flashgen.numerics.forward import exact_attention
 from flashgen.numerics.oracle import oracle_of
+from flashgen.selection.picks import picks
 
 H200, TARGET = find_device("h200"), find_target("sm_90a")
 BF16 = Problem(Dtype.BF16, 64, 96, Mask.CAUSAL, sequences=Sequences.CACHED)
@@ -140,3 +141,10 @@ def test_drawn_tensors_lie_apart_on_aligned_rows() -> None:
     assert tensors["k"].dtype == torch.float8_e4m3fn
     assert all(stride % 16 == 0 for name in ("k", "v") for stride in tensors[name].stride()[:-1])
     assert (tensors["k_descale"] > 0).all()
+
+
+def test_records_of_plain_kernels_are_asked_for_without_the_type_of_caches() -> None:
+    """Which no dense sequences have: where no record is of e4m3, the choice must go on to the model."""
+    problem = replace(E4M3, head_dim=64, head_dim_v=64)
+    found = list(picks(problem, Workload(8, 8, 2, 1, 2048, pages=256, page_size=64, table_pages=32), H200, ("580.1", "13.0"), frozenset()))
+    assert all(pick.choice.spec(TARGET).problem == problem for pick in found)
