@@ -12,9 +12,10 @@ from .errors import ArgumentError, shown
 from .family import Traffic
 from .modifier import modifier_operands, modifiers_of, reads_scores
 from .modifiers import kind_of
-from .operands import Call, View
-from .operation import operation_of, view_of
+from .operands import Call
+from .operation import operation_of
 from .problem import Dtype, Mask, Problem
+from .sizes import of_sizes
 from .workload import Workload
 
 MAX_L2_GROUP_HEADS = 1024
@@ -46,63 +47,6 @@ def attention_call(
     return operation_of(problem).call(problem, workload, strides, scalars)
 
 
-def with_keys(call: Call, len_kv: int) -> Call:
-    """The call with another number of keys, and all else as it is: k and v, which are (batch, length, head, column), keep their strides."""
-    views, w = dict(call.views), call.workload
-    for name in ("k", "v"):
-        (batch, _, heads, columns), strides = views[name]
-        views[name] = View((batch, len_kv, heads, columns), strides)
-    other = Workload(w.batch, w.heads_q, w.heads_kv, w.len_q, len_kv, w.window_left, w.window_right, w.chunk)  # half the time of `replace`
-    return Call(call.problem, other, views, call.scalars)
-
-
-def with_tokens(call: Call, tokens_q: int, tokens_kv: int, len_q: int, len_kv: int) -> Call:
-    """The call of packed sequences with other tokens and expected lengths, and all else as it is: more than one token in both calls.
-
-    Of modifiers' tensors that have an element for each query or key of a sequence, only those of scores follow the lengths.
-    """
-    views, w = dict(call.views), call.workload
-    for name, tokens in (("q", tokens_q), ("k", tokens_kv), ("v", tokens_kv), ("out", tokens_q)):
-        (_, heads, columns), strides = views[name]
-        views[name] = View((tokens, heads, columns), strides)
-    views["lse"] = View((w.heads_q, tokens_q), (tokens_q, 1))
-    if call.problem.modifiers and reads_scores(call.problem):
-        views |= {name: View((*of[:2], len_q, len_kv), strides) for name, (of, strides) in views.items() if len(of) == 4}
-    sizes = w.batch, w.heads_q, w.heads_kv, len_q, len_kv
-    return Call(call.problem, Workload(*sizes, w.window_left, w.window_right, w.chunk, tokens_q, tokens_kv), views, call.scalars)
-
-
-def with_pages(
-    call: Call,
-    batch: int,
-    len_q: int,
-    pages: int,
-    page_size: int,
-    table_pages: int,
-    strides: Mapping[str, tuple[int, ...]],
-    of_modifiers: Mapping[str, View] = _NO_VIEWS,
-) -> Call:
-    """The call on a cache with other sizes, and other strides of q, k, v, out, block_table and descales, which are dense without.
-
-    of_modifiers: of their tensors that have axes
-    """
-    views, w = {**call.views, **of_modifiers}, call.workload
-    (_, _, heads_q, head_dim), (_, _, heads_kv, head_dim_v) = views["q"].sizes, views["v"].sizes
-    views["q"] = view_of(((batch, len_q, heads_q, head_dim), strides["q"]))
-    views["k"] = view_of(((pages, page_size, heads_kv, head_dim), strides["k"]))
-    views["v"] = view_of(((pages, page_size, heads_kv, head_dim_v), strides["v"]))
-    views["out"] = view_of(((batch, len_q, heads_q, head_dim_v), strides["out"]))
-    views["lse"] = view_of(((batch, heads_q, len_q), (heads_q * len_q, len_q, 1)))
-    views["cache_seqlens"] = views["cache_leftpad"] = view_of(((batch,), (1,)))
-    views["block_table"] = view_of(((batch, table_pages), strides.get("block_table") or (table_pages, 1)))
-    if call.problem.dtype_kv is not None:
-        for name in ("k_descale", "v_descale"):
-            views[name] = view_of(((batch, heads_kv), strides.get(name) or (heads_kv, 1)))
-    sizes = batch, heads_q, heads_kv, len_q, table_pages * page_size
-    of_pages = pages, page_size, table_pages
-    return Call(call.problem, Workload(*sizes, w.window_left, w.window_right, w.chunk, 0, 0, *of_pages), views, call.scalars)
-
-
 def float32(value: float) -> float:
     """Rounded to fp32, as a kernel will see it."""
     return float(struct.unpack("f", struct.pack("f", value))[0])
@@ -128,6 +72,7 @@ def l2_group_heads(problem: Problem, workload: Workload, group_bytes: int) -> in
     return largest_divisor(heads, max(1, min(fitting, heads, MAX_L2_GROUP_HEADS)))
 
 
+@of_sizes
 @lru_cache(maxsize=2**12)
 def largest_divisor(number: int, limit: int) -> int:
     """The largest divisor that is no larger than `limit`."""

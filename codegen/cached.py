@@ -6,11 +6,11 @@ how many keys there is room for, and a captured graph stays right when lengths c
 
 from __future__ import annotations
 
-import math
 
 from .attention import reciprocal
 from .operands import Call
 from .parameters import Parameter, ParameterBlock
+from .sizes import common_divisor
 from .workload import Workload
 
 ENTRIES = 512  # of shared memory for sums of key tiles: each for one sequence, as long as there are no more
@@ -74,7 +74,7 @@ def box_keys(workload: Workload, block_kv: int) -> int:
 
     Where a sequence has one page alone, a tile: behind the page are zeros.
     """
-    return math.gcd(block_kv, workload.page_size) if workload.table_pages > 1 else block_kv
+    return common_divisor(block_kv, workload.page_size) if workload.table_pages > 1 else block_kv
 
 
 def page_reasons(workload: Workload) -> list[str]:

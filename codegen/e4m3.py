@@ -11,6 +11,7 @@ from .attention import padded
 from .operands import Call
 from .parameters import Parameter, ParameterBlock
 from .problem import Problem
+from .sizes import whole
 from .target import Target
 
 ATOMS = ("cvt_e4m3", "prmt")
@@ -81,7 +82,7 @@ def e4m3_values(values: dict[str, int | float], call: Call, strides: tuple[str, 
     """The numbers of a launch as `e4m3_block` has them. strides: names of those of caches."""
     if call.problem.dtype_kv is None:
         return values
-    in_pairs = {name: int(values[name]) // 2 for name in strides}
+    in_pairs = {name: whole(values[name]) // 2 for name in strides}
     of_heads = {
         f"{name}_{axis}": stride for name in _DESCALES for axis, stride in zip(_DESCALE_AXES, call.views[name].strides, strict=True)
     }

@@ -6,6 +6,8 @@ import enum
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from .sizes import NUMBERS
+
 _LONGEST = 200  # characters of a value that an error repeats
 
 
@@ -46,8 +48,8 @@ def choice_error(argument: str, given: object, allowed: Iterable[object]) -> Arg
     return ArgumentError(f"{argument} must be one of {', '.join(str(a) for a in allowed) or 'none'}; got {shown(given)}")
 
 
-def require_int(argument: str, given: object, low: int, high: int | None = None) -> None:
+def require_int(argument: str, given: Any, low: int, high: int | None = None) -> None:
     """Raises ArgumentError unless `given` is an int (neither a bool nor of another subclass) in [low, high]."""
     allowed = f"an integer >= {low}" if high is None else f"an integer from {low} to {high}"
-    if type(given) is not int or given < low or (high is not None and given > high):
+    if type(given) not in NUMBERS or given < low or (high is not None and given > high):
         raise ArgumentError(f"{argument} must be {allowed}; got {shown(given)}")

@@ -7,7 +7,7 @@ fields, so nobody who launches needs to know which kernel it is.
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -119,10 +119,19 @@ class ParameterBlock:
 
     def pack_values(self, values: Mapping[str, int | float]) -> bytes:
         """The part of `pack` from `values_begin` on."""
-        layout, names = self._layout
+        return self.pack_in_order(*self.in_order(values))
+
+    def in_order(self, values: Mapping[str, int | float]) -> tuple[int | float, ...]:
+        """The values in the order of the fields. Raises as `pack`."""
+        names = self._layout[1]
         if len(values) != len(names) or not all(map(values.__contains__, names)):
             raise ValueError(f"values must be of {', '.join(names)}; got {', '.join(values)}")
-        return layout.pack(*map(values.__getitem__, names))
+        return tuple(map(values.__getitem__, names))
+
+    @property
+    def pack_in_order(self) -> Callable[..., bytes]:
+        """Makes of the values in the order of the fields what `pack_values` does."""
+        return self._layout[0].pack
 
     @cached_property
     def size(self) -> int:

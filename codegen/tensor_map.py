@@ -13,6 +13,7 @@ from functools import lru_cache
 
 from .errors import ArgumentError, choice_error, require_int
 from .problem import Dtype
+from .sizes import of_sizes
 
 MIN_RANK, MAX_RANK = 2, 5  # the binding of the driver's function takes no empty list of strides
 MAX_SIZE = 2**32
@@ -99,6 +100,7 @@ class TensorMapShape:
             raise ArgumentError(f"box[0] must fit swizzle_bytes {self.swizzle_bytes}; got {self.box[0]} elements, {row} bytes")
 
 
+@of_sizes
 @lru_cache(maxsize=2**12)
 def tensor_map_shape(
     dtype: Dtype, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], l2_promotion: int = 256

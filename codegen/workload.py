@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from .errors import ArgumentError, require_int
 from .plain import ADDED_LATER
 from .problem import _MOST, Mask
+from .sizes import NUMBERS
 from .typed import require_type
 
-_INT = {int}
 OPEN = _MOST  # an end of a window, or of a chunk, that is not there: no key is as far away
 
 
@@ -46,7 +46,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         sizes = self.batch, self.heads_q, self.heads_kv, self.len_q, self.len_kv
-        if {*map(type, sizes)} != _INT or min(sizes) < 0 or max(sizes) > _MOST:  # in short, because each call of a new length asks
+        if not {*map(type, sizes)} <= NUMBERS or min(sizes) < 0 or max(sizes) > _MOST:  # in short, because each call of a new length asks
             for name, size in zip(("batch", "heads_q", "heads_kv", "len_q", "len_kv"), sizes, strict=True):
                 require_int(name, size, 0, _MOST)
         if self.window_left != OPEN or self.window_right != OPEN:  # written out: each call of a new length makes one
@@ -64,7 +64,7 @@ class Workload:
 
     def _require_pages(self) -> None:
         sizes = self.pages, self.page_size, self.table_pages, self.new_keys
-        if {*map(type, sizes)} != _INT or min(sizes) < 0 or max(sizes) > _MOST:  # in short, as above
+        if not {*map(type, sizes)} <= NUMBERS or min(sizes) < 0 or max(sizes) > _MOST:  # in short, as above
             for name, size in zip(("pages", "page_size", "table_pages", "new_keys"), sizes, strict=True):
                 require_int(name, size, 0, _MOST)
         if (self.page_size or self.pages or self.table_pages) and self.table_pages * self.page_size != self.len_kv:

@@ -33,7 +33,7 @@ from cuda.bindings import driver as binding
 
 import flashgen
 from flashgen.build.artifact import Artifact
-from flashgen.build.gpu import driver, kernel, tensor_map
+from flashgen.build.gpu import driver, kernel, parameter_memory, tensor_map
 from flashgen.build.gpu.driver import Gpu
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
@@ -100,7 +100,7 @@ def pretend(device: str, folder: Path, put: Callable[[Any, str, Any], object] = 
     """From here on there is such a GPU, with an empty file of records in `folder`. `put` sets an attribute of a module."""
     fake, on, own = fake_driver(), Gpu(0, find_device(device), "uuid", "580.0"), Records(folder / "records.sqlite3")
     patches: tuple[tuple[Any, str, Any], ...] = (
-        *((module, "driver", lambda: fake) for module in (driver, kernel, tensor_map)),
+        *((module, "driver", lambda: fake) for module in (driver, kernel, parameter_memory, tensor_map)),
         (loaded, "kernels", loaded.Kernels()),
         (compilation, "compile_spec", artifact_of),
         (sources, "own_records", lambda: own),

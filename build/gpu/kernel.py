@@ -2,41 +2,29 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import struct
 import threading
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.operation import operation_of
 
-from ..parameter_buffer import parameter_buffer
 from .driver import Gpu, check, driver
-from .tensor_map import TensorMapField, tensor_maps_of
+from .parameter_memory import AddressFields, ParameterMemory
+from .tensor_map import tensor_maps_of
 
 if TYPE_CHECKING:
-    from flashgen.codegen.parameters import ParameterBlock
-    from flashgen.codegen.program import KernelLaunch, Program
+    from flashgen.codegen.program import Program
     from flashgen.codegen.spec import KernelSpec
+    from flashgen.codegen.tensor_map import TensorMapShape
 
     from ..artifact import Artifact
 
 MAX_GRID = 2**31 - 1
-
-
-class _AddressFields(NamedTuple):
-    """Where addresses go in the parameters of a kernel.
-
-    pointers: the word, and the index of the name; maps: the index, the name, and the offset in bytes
-    all_at_once: how all addresses are packed, and the offset, where the pointers are just those, in their order; else None
-    """
-
-    pointers: tuple[tuple[int, int], ...]
-    maps: tuple[tuple[int, str, int], ...]
-    all_at_once: tuple[struct.Struct, int] | None
+ProgramNumbers = tuple[tuple[Any, ...], ...]
+"""Of each launch the blocks, the numbers among its parameters and the shapes of its tensor maps, both in the order of the parameters."""
 
 
 _contexts: dict[int, Any] = {}  # by ordinal
@@ -89,7 +77,7 @@ class Kernel:
         limit = cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         self.operands = tuple(operand.name for operand in operation_of(spec.problem).operands(spec.problem))
         self.parameters = {suffix: text.parameters for suffix, text in spec.kernels.items()}
-        self._address_fields: dict[tuple[str, tuple[str, ...]], _AddressFields] = {}
+        self._address_fields: dict[tuple[str, tuple[str, ...]], AddressFields] = {}
         self._of_thread = _OfThread()
         self.resources = spec.resources
         self.handles: dict[str, Any] = {}
@@ -99,7 +87,7 @@ class Kernel:
             check(cu.cuKernelSetAttribute(limit, shared_bytes, kernel, device), f"allowing {shared_bytes} B of shared memory")
             self.handles[suffix] = _function(kernel, gpu.ordinal, device)
 
-    def address_fields(self, suffix: str, names: tuple[str, ...]) -> _AddressFields:
+    def address_fields(self, suffix: str, names: tuple[str, ...]) -> AddressFields:
         """Where the addresses of `names` go in the parameters of a kernel: found once, because each call of a new length asks."""
         address_fields = self._address_fields.get((suffix, names))
         if address_fields is None:
@@ -109,16 +97,27 @@ class Kernel:
             maps = tuple((names.index(field.name), field.name, field.offset) for field in block.tensor_maps)
             in_order = bool(pointers) and pointers == tuple((pointers[0][0] + i, i) for i in range(len(names)))
             packing = (struct.Struct(f"={len(names)}Q"), 8 * pointers[0][0]) if in_order else None
-            address_fields = self._address_fields[suffix, names] = _AddressFields(pointers, maps, packing)
+            address_fields = self._address_fields[suffix, names] = AddressFields(pointers, maps, packing)
         return address_fields
 
-    def parameter_memory(self, suffix: str, names: tuple[str, ...]) -> _ParameterMemory:
+    def parameter_memory(self, suffix: str, names: tuple[str, ...]) -> ParameterMemory:
         """This thread's, for the launches of one kernel that are given the addresses of `names`."""
         memories = self._of_thread.memories
         memory = memories.get((suffix, names))
         if memory is None:
-            memory = memories[suffix, names] = _ParameterMemory(self.parameters[suffix], self.address_fields(suffix, names))
+            memory = memories[suffix, names] = ParameterMemory(
+                suffix, self.parameters[suffix], self.address_fields(suffix, names), self.resources[suffix], self.handles[suffix]
+            )
         return memory
+
+    def numbers(self, program: Program) -> ProgramNumbers:
+        """What of a program differs between sizes of a call. Raises ValueError for numbers that are not of a kernel's parameters."""
+        found = []
+        for launch in program.launches:
+            block = self.parameters[launch.suffix]
+            shapes = tuple([launch.maps[field.name] for field in block.tensor_maps])
+            found.append((launch.grid, block.in_order(launch.values), shapes))
+        return tuple(found)
 
     def bind(self, program: Program) -> Launch:
         """Fixes all of a call but the addresses."""
@@ -135,10 +134,20 @@ class Launch:
     def __init__(self, kernel: Kernel, program: Program) -> None:
         """Raises ArgumentError for a number of blocks that no launch can have, or that are no whole clusters."""
         self.kernel = kernel  # and not the program: what lives as long as a plan costs each collection of garbage
-        self.names = (*kernel.operands, *[buffer.name for buffer in program.buffers])
-        self._bound = tuple([_Bound(kernel, launch, self.names) for launch in program.launches])
-        first = self._bound[0]
-        alone = len(self._bound) == 1 and first.memory.place_all is not None and not first.maps
+        self.names = names = (*kernel.operands, *[buffer.name for buffer in program.buffers])
+        kinds = [(kernel.parameter_memory(launch.suffix, names), launch.overlaps) for launch in program.launches]
+        self._set(tuple([_Bound(*kind, *numbers) for kind, numbers in zip(kinds, kernel.numbers(program), strict=True)]))
+
+    def with_numbers(self, numbers: ProgramNumbers) -> Launch:
+        """The launch of a program that differs from this one's in `Kernel.numbers` alone. Raises as `Launch` does."""
+        other = object.__new__(Launch)
+        other.kernel, other.names = self.kernel, self.names
+        other._set(tuple([_Bound(one.memory, one.overlaps, *own) for one, own in zip(self._bound, numbers, strict=True)]))
+        return other
+
+    def _set(self, bound: tuple[_Bound, ...]) -> None:
+        self._bound, first = bound, bound[0]
+        alone = len(bound) == 1 and first.memory.place_all is not None and not first.maps
         self.enqueue: Callable[..., None] = self._one(first) if alone else self._each
 
     def __call__(self, stream: int, *addresses: int) -> None:
@@ -186,82 +195,30 @@ class Launch:
         check((status,), f"launching {self.kernel.artifact.entry}{bound.suffix}")
 
 
-class _ParameterMemory:
-    """Where a thread writes the parameters of one kernel before each launch, which copies them: one for calls of all sizes.
-
-    holds: the launch whose numbers and maps are there
-    place_all: writes all addresses at once, where a kernel's pointers are just those, in their order; else None
-    """
-
-    __slots__ = ("_address", "_buffer", "_numbers", "arguments", "holds", "map_fields", "map_names", "place_all", "pointers", "words")
-
-    def __init__(self, block: ParameterBlock, where: _AddressFields) -> None:
-        self.holds: _Bound | None = None
-        self._buffer = parameter_buffer(bytes(block.size))
-        self._address = (ctypes.c_void_p * 1)(ctypes.addressof(self._buffer))
-        self.arguments = ctypes.addressof(self._address)
-        written = memoryview(self._buffer).cast("B")
-        self._numbers, self.words, self.pointers = written[block.values_begin :], written.cast("Q"), where.pointers
-        self.map_names = tuple(name for _, name, _ in where.maps)
-        self.map_fields = tuple((index, TensorMapField(written, offset)) for index, _, offset in where.maps)
-        self.place_all: Callable[..., None] | None = None
-        if where.all_at_once is not None:
-            packing, begin = where.all_at_once
-            self.place_all = partial(packing.pack_into, written, begin)
-
-    def load(self, bound: _Bound) -> None:
-        """Makes these the parameters of another launch, all but the addresses."""
-        self._numbers[:] = bound.numbers
-        for (_, field), maps in zip(self.map_fields, bound.maps, strict=True):
-            field.take_from(maps)
-        self.holds = bound
-
-
 class _OfThread(threading.local):
     """What each thread has of a kernel's own: the memory of parameters, by a launch's suffix and the names of its addresses."""
 
     def __init__(self) -> None:
-        self.memories: dict[tuple[str, tuple[str, ...]], _ParameterMemory] = {}
+        self.memories: dict[tuple[str, tuple[str, ...]], ParameterMemory] = {}
 
 
 class _Bound:
-    """One launch of a program: its numbers as they lie in the parameters, and its tensor maps but for their addresses."""
+    """One launch of a program: its blocks, its numbers as they lie in the parameters, and its tensor maps but for their addresses."""
 
-    __slots__ = ("enqueue", "maps", "memory", "numbers", "suffix")
+    __slots__ = ("enqueue", "grid", "maps", "memory", "numbers", "overlaps")
 
-    def __init__(self, kernel: Kernel, launch: KernelLaunch, names: tuple[str, ...]) -> None:
-        if not 0 < launch.grid <= MAX_GRID:
-            raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {launch.grid}")
-        self.suffix, self.memory = launch.suffix, kernel.parameter_memory(launch.suffix, names)
-        self.numbers = kernel.parameters[launch.suffix].pack_values(launch.values)
-        self.maps = tuple([tensor_maps_of(launch.maps[name]) for name in self.memory.map_names])
-        resources = kernel.resources[launch.suffix]
-        resources.require_clusters("grid", launch.grid)
-        handle, shape = kernel.handles[launch.suffix], (launch.grid, resources.threads, resources.shared_bytes)
-        self.enqueue = _overlapping(handle, *shape) if launch.overlaps else _plain(handle, *shape)
+    def __init__(
+        self, memory: ParameterMemory, overlaps: bool, grid: int, numbers: tuple[int | float, ...], shapes: tuple[TensorMapShape, ...]
+    ) -> None:
+        if not 0 < grid <= MAX_GRID:
+            raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {grid}")
+        memory.resources.require_clusters("grid", grid)
+        self.memory, self.overlaps, self.grid = memory, overlaps, grid
+        self.numbers = memory.pack(*numbers)
+        self.maps = tuple([tensor_maps_of(shape) for shape in shapes]) if shapes else ()
+        self.enqueue = memory.overlapping() if overlaps else memory.plain(grid)
 
-
-# What enqueues a launch, given the rest: the stream, the arguments, no more options. None stands for the default stream, of which the
-# driver's binding then makes no object.
-
-
-def _plain(handle: Any, grid: int, threads: int, shared_bytes: int) -> Callable[..., Any]:
-    return partial(driver().cuLaunchKernel, handle, grid, 1, 1, threads, 1, 1, shared_bytes)
-
-
-def _overlapping(handle: Any, grid: int, threads: int, shared_bytes: int) -> Callable[..., Any]:
-    """Of a launch that may begin while the one before it in the stream is under way. It has a config of its own, which knows the stream."""
-    cu = driver()
-    attribute, config = cu.CUlaunchAttribute(), cu.CUlaunchConfig()
-    attribute.id = cu.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
-    attribute.value.programmaticStreamSerializationAllowed = 1
-    config.gridDimX, config.blockDimX, config.sharedMemBytes = grid, threads, shared_bytes
-    config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1
-    config.attrs, config.numAttrs = [attribute], 1
-    launch = cu.cuLaunchKernelEx
-
-    def enqueue(stream: int | None, arguments: int, options: int) -> Any:
-        config.hStream = stream
-        return launch(config, handle, arguments, options)
-
-    return enqueue
+    @property
+    def suffix(self) -> str:
+        """Of the kernel's entry."""
+        return self.memory.suffix

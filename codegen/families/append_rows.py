@@ -16,6 +16,7 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, KernelLaunch, KernelText, Program
+from flashgen.codegen.sizes import whole
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
@@ -170,10 +171,10 @@ class AppendRows(Family):
             "value_threads": of_values,
             "query_threads": of_queries,
             "table_batch": call.views["block_table"].strides[0],
-            "rotary_dim": int(scalars["rotary_dim"]),
-            "rotary_positions": int(scalars["rotary_positions"]),
-            "rotary_interleaved": int(scalars["rotary_interleaved"]),
-            "rotary_by_query": int(scalars["rotary_by_query"]),
+            "rotary_dim": whole(scalars["rotary_dim"]),
+            "rotary_positions": whole(scalars["rotary_positions"]),
+            "rotary_interleaved": whole(scalars["rotary_interleaved"]),
+            "rotary_by_query": whole(scalars["rotary_by_query"]),
         }
         for tensor, (first, row, head) in _OUTER.items():
             values[first], values[row], values[head], _ = call.views[tensor].strides

@@ -13,6 +13,7 @@ from flashgen.codegen.modifiers.window import LONGEST
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter
 from flashgen.codegen.problem import Problem
+from flashgen.codegen.sizes import whole
 from flashgen.codegen.workload import Workload
 
 
@@ -41,7 +42,7 @@ class Chunk(Modifier):
 
     def values(self, call: Call) -> Mapping[str, int | float]:
         """See Modifier. A chunk longer than all positions says no more than one that is just as long: so nothing overflows."""
-        chunk = max(1, int(min(call.scalars["chunk"], call.workload.longest)))
+        chunk = max(1, whole(min(call.scalars["chunk"], call.workload.longest)))
         shift = (chunk - 1).bit_length()
         return {"chunk": chunk, "chunk_multiplier": -(-(2 ** (30 + shift)) // chunk), "chunk_shift": shift}
 

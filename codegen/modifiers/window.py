@@ -13,6 +13,7 @@ from flashgen.codegen.modifier import Modifier
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter
 from flashgen.codegen.problem import Mask, Problem
+from flashgen.codegen.sizes import whole
 from flashgen.codegen.workload import OPEN, Workload
 
 LONGEST = 2**29  # len_q + len_kv below this: sums of three such numbers fit an int
@@ -56,7 +57,7 @@ class Window(Modifier):
         left, right = call.scalars["window_left"], call.scalars["window_right"]
         if left + right < 0:
             left = right = -most
-        return {"window_left": int(min(max(left, -most), most)), "window_right": int(min(max(right, -most), most))}
+        return {"window_left": whole(min(max(left, -most), most)), "window_right": whole(min(max(right, -most), most))}
 
     def call_refusals(self, call: Call) -> list[str]:
         """See Modifier."""

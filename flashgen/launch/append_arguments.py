@@ -13,8 +13,8 @@ import torch
 
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import require_possible
-from flashgen.codegen.operands import Call, View
-from flashgen.codegen.operation import dense, operation_of
+from flashgen.codegen.operands import Call
+from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import CacheDtype, Problem, Sequences
 from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
@@ -22,6 +22,7 @@ from flashgen.codegen.workload import Workload
 from .arguments import ALIGNMENT, DTYPES, E4M3, TracedArgumentError, check_strides, require_dense, require_initialized
 from .asked import require_no_gradient
 from .descales import check_descales, descale_strides
+from .sized_tensor import SizedTensor
 
 CHUNK = 8  # elements that a kernel reads of a table at once, where its rows are whole chunks
 MOST_KEYS = 2**31 - 1  # of a sequence, and of each size
@@ -82,7 +83,7 @@ def check_append(tensors: AppendTensors, rotary_interleaved: bool, by_query: boo
             require_type(name, value, bool)
     optional = ("k", "v", "block_table", "q", "rotary_cos", "rotary_sin", "k_descale", "v_descale")
     for name, tensor in zip(tensors._fields, tensors, strict=True):
-        if not isinstance(tensor, torch.Tensor) and not (tensor is None and name in optional):
+        if not isinstance(tensor, torch.Tensor | SizedTensor) and not (tensor is None and name in optional):
             require_type(name, tensor, torch.Tensor | None if name in optional else torch.Tensor)
     for one, other in (("k", "v"), ("rotary_cos", "rotary_sin")):
         if (getattr(tensors, one) is None) is not (getattr(tensors, other) is None):
@@ -224,27 +225,6 @@ def append_call(problem: Problem, tensors: AppendTensors, rotary_interleaved: bo
     scalars: dict[str, float] = {"rotary_positions": positions, "rotary_dim": 2 * pairs}
     scalars |= {"rotary_interleaved": int(rotary_interleaved), "rotary_by_query": int(by_query)}
     return operation_of(problem).call(problem, workload, strides, scalars)
-
-
-def with_sizes(call: Call, tensors: AppendTensors) -> Call:
-    """The call of tensors that differ from those of `call` in how many sequences, new tokens, queries or pages of a table there are.
-
-    There are the same tensors in both. Half the time of `append_call`.
-    """
-    w, k, v, table, q, batch = call.workload, tensors.k, tensors.v, tensors.block_table, tensors.rotated, tensors.cache_seqlens.shape[0]
-    table_pages = 1 if table is None else table.shape[1]
-    views = dict(call.views)
-    for name, new in (("k_new", k), ("v_new", v), ("q", q), ("block_table", table)):
-        if new is not None:
-            views[name] = View(tuple(new.shape), _strides(new))
-        else:
-            sizes = (batch, *views[name].sizes[1:])
-            views[name] = View(sizes, dense(sizes))
-    views["q_rotated"] = View(views["q"].sizes, dense(views["q"].sizes))
-    views["cache_seqlens"] = views["lengths"] = View((batch,), (1,))
-    in_pages = {"pages": w.pages, "page_size": w.page_size, "table_pages": table_pages, "new_keys": 0 if k is None else k.shape[1]}
-    workload = Workload(batch, w.heads_q, w.heads_kv, 0 if q is None else q.shape[1], table_pages * w.page_size, **in_pages)
-    return Call(call.problem, workload, views, call.scalars)
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -9,10 +9,11 @@ import torch
 
 from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import dense
+from flashgen.codegen.problem import Problem
 
 from ..selection.families import families_for
 from . import gpu
-from .append_arguments import CHUNK, AppendTensors, append_call, check_append, require_append_memory, with_sizes
+from .append_arguments import CHUNK, AppendTensors, append_call, check_append, require_append_memory
 from .arguments import ALIGNMENT, E4M3
 from .bound import BoundCall
 from .untraced import untraced
@@ -31,27 +32,41 @@ class AppendPlan:
 
     def __init__(self, tensors: AppendTensors, rotary_interleaved: bool, by_query: bool) -> None:
         """Checks the arguments and binds the kernel that the selection chooses."""
-        problem = check_append(tensors, rotary_interleaved, by_query)
-        self._on = gpu.gpu_of(tensors.k_cache, "k_cache")
-        families_for(problem, self._on.device.target)
+        shapes, call, problem = _planned(tensors, rotary_interleaved, by_query)
+        on, cache = gpu.gpu_of(tensors.k_cache, "k_cache"), tensors.k_cache
+        families_for(problem, on.device.target)
         self.tables = None if tensors.rotary_cos is None else (tensors.rotary_cos.dtype, tensors.rotary_cos.shape[1])
         self.before: Any = None  # what knows the next call of this signature at once: see operators/append.py
-        self.call = append_call(problem, tensors, rotary_interleaved, by_query)
-        self.run = self._runner(tensors, self.call)
-        gpu.require_context(tensors.k_cache.device.index)
+        self.met = True  # whether it has run a call
+        self._of_cache = cache.device.index, tensors.dtype, self.tables, cache.dtype is E4M3
+        self.bound = None if call is None else gpu.bind_chosen(call, on)
+        self.run = _runner(*self._of_cache, *shapes, self.bound)
+        gpu.require_context(cache.device.index)
 
-    def with_sizes(self, tensors: AppendTensors) -> AppendPlan:
-        """The plan of a call that differs from this plan's as `append_arguments.with_sizes` has it. Nothing is checked again."""
+    def numbers(self, *arguments: Any) -> tuple[Any, ...]:
+        """What `with_numbers` takes of another call: of the arguments of `AppendPlan`, with `SizedTensor`s, but for tables."""
+        shapes, call, _ = _planned(*arguments)
+        assert call is not None
+        assert self.bound is not None
+        return shapes, *gpu.chosen_numbers(call, self.bound)
+
+    def with_numbers(self, shapes: tuple[Any, ...], *of_bound: Any) -> AppendPlan:
+        """The plan of a call that differs from this plan's in `numbers` alone."""
+        assert self.bound is not None
         other = object.__new__(AppendPlan)
-        other.__dict__.update(self.__dict__, before=None)
-        other.run = other._runner(tensors, with_sizes(self.call, tensors))
+        other.tables, other._of_cache, other.before, other.met = self.tables, self._of_cache, None, False
+        other.bound = self.bound.with_numbers(*of_bound)
+        other.run = _runner(*self._of_cache, shapes[0], shapes[1], other.bound)
         return other
 
-    def _runner(self, tensors: AppendTensors, call: Call) -> AppendRun:
-        self.bound = bound = gpu.bind_chosen(call, self._on) if call.workload.batch else None
-        cache = tensors.k_cache
-        shape, lengths = rotated_shape(tensors), (call.workload.batch,)
-        return _runner(cache.device.index, tensors.dtype, shape, lengths, self.tables, bound, cache.dtype is E4M3)
+
+def _planned(
+    tensors: AppendTensors, rotary_interleaved: bool, by_query: bool
+) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], Call | None, Problem]:
+    """Of tensors, which are checked, or `SizedTensor`s: shapes of queries and lengths, the call, None without sequences, its problem."""
+    problem = check_append(tensors, rotary_interleaved, by_query)
+    call = append_call(problem, tensors, rotary_interleaved, by_query)
+    return (rotated_shape(tensors), (call.workload.batch,)), call if call.workload.batch else None, problem
 
 
 def rotated_shape(tensors: AppendTensors) -> tuple[int, ...]:
@@ -62,11 +77,11 @@ def rotated_shape(tensors: AppendTensors) -> tuple[int, ...]:
 def _runner(
     index: int,
     dtype: torch.dtype,
+    tables: tuple[torch.dtype, int] | None,
+    has_descales: bool,
     shape: tuple[int, ...],
     lengths_shape: tuple[int, ...],
-    tables: tuple[torch.dtype, int] | None,
     bound: BoundCall | None,
-    has_descales: bool = False,
 ) -> AppendRun:
     """`AppendPlan.run`. tables: element type and columns of those of the rotation; bound: None where there are no sequences.
 
@@ -125,4 +140,4 @@ def _runner(
     return run
 
 
-untraced(_runner(0, torch.bfloat16, _NOTHING, _NOTHING, None, None))  # marks the code, which all that it returns share
+untraced(_runner(0, torch.bfloat16, None, False, _NOTHING, _NOTHING, None))  # marks the code, which all that it returns share

@@ -6,6 +6,7 @@ One run writes both launches: what the first gives the second lies in memory tha
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from . import gpu
 from .append_arguments import CHUNK, AppendTensors, require_append_memory
 from .append_plan import AppendPlan
 from .arguments import ALIGNMENT, E4M3, require_memory
+from .bound import BoundCall
 from .cached_plan import CachedPlan, CachedRun, require_storages
 from .untraced import untraced
 
@@ -64,18 +66,39 @@ class AppendedTensors(NamedTuple):
 
 
 class AppendingPlan:
-    """Everything about a call that its signature decides. run: as that of `CachedPlan`, of all tensors of `AppendedTensors`."""
+    """Everything about a call that its signature decides. run: as that of `CachedPlan`, of all tensors of `AppendedTensors`.
+
+    bound: to both kernels; None where one of them has nothing to do
+    """
 
     def __init__(self, append: AppendPlan, attention: CachedPlan, there: AppendedTensors, tensors: Any) -> None:
         """append, attention: the plans of both, of which the second one is of queries as the first one gives them."""
         self.before: Any = None  # what knows the next call of this signature at once: see operators/cached_plans.py
-        if append.bound is None or attention.bound is None:
+        self.met = True  # whether it has run a call
+        self._plans = append, attention
+        q, v_cache = tensors[0], tensors[2]
+        self._of_q = q.device.index, q.dtype, q.shape[3], append.tables, there, v_cache.dtype is E4M3
+        self.bound = None if append.bound is None or attention.bound is None else (append.bound, attention.bound)
+        if self.bound is None:
             self.run = _one_by_one(append.run, attention.run, there)
         else:
-            q, v_cache = tensors[0], tensors[2]
-            shapes = (*q.shape[:3], v_cache.shape[3]), (q.shape[0], q.shape[2], q.shape[1])
-            programs = append.bound.enqueue, attention.bound.enqueue
-            self.run = _runner(q.device.index, q.dtype, shapes, q.shape[3], programs, append.tables, there, v_cache.dtype is E4M3)
+            self.run = _runner(*self._of_q, (*q.shape[:3], v_cache.shape[3]), (q.shape[0], q.shape[2], q.shape[1]), self.bound)
+
+    def numbers(self, attention: tuple[Any, ...], append: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What `with_numbers` takes of another call: of the arguments of both plans, with `SizedTensor`s."""
+        of_append, of_attention = self._plans
+        _, *append_numbers = of_append.numbers(*append)
+        shapes, *attention_numbers = of_attention.numbers(*attention)
+        return shapes, tuple(append_numbers), tuple(attention_numbers)
+
+    def with_numbers(self, shapes: tuple[Any, ...], append: tuple[Any, ...], attention: tuple[Any, ...]) -> AppendingPlan:
+        """The plan of a call that differs from this plan's in `numbers` alone."""
+        assert self.bound is not None
+        other = object.__new__(AppendingPlan)
+        other.before, other.met, other._plans, other._of_q = None, False, self._plans, self._of_q
+        other.bound = self.bound[0].with_numbers(*append), self.bound[1].with_numbers(*attention)
+        other.run = _runner(*self._of_q, shapes[0], shapes[1], other.bound)
+        return other
 
 
 def _one_by_one(append: Callable[..., Any], attention: CachedRun, there: AppendedTensors) -> CachedRun:
@@ -92,19 +115,19 @@ def _one_by_one(append: Callable[..., Any], attention: CachedRun, there: Appende
 def _runner(
     index: int,
     dtype: torch.dtype,
-    shapes: tuple[tuple[int, ...], tuple[int, ...]],
     width: int,
-    programs: tuple[Callable[..., None], Callable[..., None]],
     tables: tuple[torch.dtype, int] | None,
     there: AppendedTensors,
-    has_descales: bool = False,
+    has_descales: bool,
+    out_shape: tuple[int, ...],
+    lse_shape: tuple[int, ...],
+    bound: tuple[BoundCall, BoundCall],
 ) -> CachedRun:
     """`AppendingPlan.run` where both have something to do.
 
-    shapes: of out and lse; width: of queries; programs: what enqueues that of each; tables: as `AppendPlan` has them
-    has_descales: whether kernels take some
+    width: of queries; tables: as `AppendPlan` has them; has_descales: whether kernels take some; bound: what appends, and attention
     """
-    (out_shape, lse_shape), (append, attention) = shapes, programs
+    append, attention = bound[0].enqueue, bound[1].enqueue
     out_strides, lse_strides, end, of_rotary = dense(out_shape), dense(lse_shape), there.end, there.end + 2 * there.appends
     has_table, has_padding, appends, rotates, of_modifiers = there.table, there.padding, there.appends, there.rotates, end - there.modifiers
     descale, has_k_descale, has_v_descale = there.first_descale, there.k_descale, there.v_descale
@@ -163,4 +186,5 @@ def _runner(
 
 _of_nothing = AppendedTensors(False, False, False, 0, False, False)
 untraced(_one_by_one(lambda *_: None, lambda *_: None, _of_nothing))  # type: ignore[arg-type]  # marks the code, as the next
-untraced(_runner(0, torch.bfloat16, ((0,) * 4, (0,) * 3), 0, (lambda *_: None, lambda *_: None), None, _of_nothing))
+_nothing: Any = SimpleNamespace(enqueue=None)
+untraced(_runner(0, torch.bfloat16, 0, None, _of_nothing, False, (0,) * 4, (0,) * 3, (_nothing, _nothing)))

@@ -175,13 +175,6 @@ def tensor_strides(problem: Problem, tensors: Sequence[torch.Tensor]) -> dict[st
     return found
 
 
-def tensor_views(problem: Problem, known: Mapping[str, int], tensors: Sequence[torch.Tensor]) -> dict[str, View]:
-    """Views of operands whose tensors have passed `check_tensors`, by name. known: as there."""
-    strides, sizes = tensor_strides(problem, tensors), {**vars(problem), **known}
-    operands = (operand for operand in modifier_operands(problem) if operand.axes)
-    return {operand.name: view_of((operand.sizes_in(sizes), strides[operand.name])) for operand in operands}
-
-
 def gradient_strides(problem: Problem, tensors: Sequence[torch.Tensor]) -> dict[str, tuple[int, ...]]:
     """Strides of gradients of operands of which each score has an element: dense, 0 along what a tensor lacks."""
     found = {}

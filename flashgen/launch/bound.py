@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
 import torch
 
-from flashgen.build.gpu.kernel import Kernel
+from flashgen.build.gpu.kernel import Kernel, ProgramNumbers
 from flashgen.codegen.operands import Call
-from flashgen.codegen.program import Buffer, BufferKind
+from flashgen.codegen.program import Buffer, BufferKind, Program
 
 from .allocation import empty_strided
 from .tile_counters import COUNTER_BYTES, tile_counters
@@ -16,6 +17,19 @@ from .tile_counters import COUNTER_BYTES, tile_counters
 _KINDS = (BufferKind.CALL_ZEROED, BufferKind.CALL, BufferKind.STREAM_COUNTER)  # each call goes through them by number
 _DENSE = (1,)  # strides
 _ALIGNED = 512  # bytes, as PyTorch's allocator aligns what it gives
+
+
+class _Memory(NamedTuple):
+    """Of the buffers of a call, those of each kind one after the other, as each allocation costs a call a microsecond or two.
+
+    zeroed_bytes, other_bytes, counters: how much memory of each kind; bases, offsets: of each buffer the kind, and where in that it lies
+    """
+
+    zeroed_bytes: int
+    other_bytes: int
+    counters: int
+    bases: tuple[int, ...]
+    offsets: tuple[int, ...]
 
 
 class BoundCall:
@@ -27,45 +41,67 @@ class BoundCall:
 
     def __init__(self, kernel: Kernel, call: Call) -> None:
         """Raises ArgumentError if the kernel's config cannot take the call's sizes."""
-        family, config, gpu = kernel.spec.family, kernel.spec.config, kernel.gpu
-        family.require_call(call, config)
-        program = family.program(config, call, gpu.device)
-        self.index, self.launch = gpu.ordinal, kernel.bind(program)
-        self.enqueue: Callable[..., None] = self.launch.enqueue
-        if not program.buffers:
-            return
-        if [(buffer.kind, buffer.bytes) for buffer in program.buffers] == [(BufferKind.STREAM_COUNTER, COUNTER_BYTES)]:
-            self.enqueue = self._with_counter
-        else:
-            self.enqueue = self._with_buffers(program.buffers)
+        program = _program(kernel, call)
+        self.index, self.launch, self.workload = kernel.gpu.ordinal, kernel.bind(program), call.workload
+        self.enqueue = self._enqueue(_memory(program.buffers))
+
+    def numbers(self, call: Call) -> tuple[Any, ...]:
+        """What `with_numbers` takes for another call of the same kernel. Raises as `BoundCall`."""
+        kernel = self.launch.kernel
+        program = _program(kernel, call)
+        return kernel.numbers(program), tuple(_memory(program.buffers))
+
+    def with_numbers(self, of_launches: ProgramNumbers, memory: tuple[Any, ...]) -> BoundCall:
+        """What another call is bound to, whose program differs from this one's in `numbers` alone."""
+        other = object.__new__(BoundCall)
+        other.index, other.launch, other.workload = self.index, self.launch.with_numbers(of_launches), self.workload
+        other.enqueue = other._enqueue(_Memory(*memory))
+        return other
+
+    def _enqueue(self, memory: _Memory) -> Callable[..., None]:
+        if not memory.bases:
+            return self.launch.enqueue
+        if memory[:3] == (0, 0, 1) and memory.offsets == (0,):
+            return self._with_counter
+        return self._with_buffers(memory)
 
     def _with_counter(self, stream: int, *addresses: int) -> None:
         """Of the fastest kernels, whose calls must not cost more than they have to."""
         self.launch.enqueue(stream, *addresses, tile_counters.address(self.index, stream))
 
-    def _with_buffers(self, buffers: Iterable[Buffer]) -> Callable[..., None]:
-        """The buffers of each kind lie one after the other, as each allocation costs a call a microsecond or two."""
-        ends, offsets = dict.fromkeys(_KINDS, 0), []
-        for buffer in buffers:
-            counts = buffer.kind is BufferKind.STREAM_COUNTER  # one buffer at most, in no whole piece of memory
-            offsets.append((_KINDS.index(buffer.kind), 0 if counts else ends[buffer.kind]))
-            ends[buffer.kind] += buffer.bytes if counts else -(-buffer.bytes // _ALIGNED) * _ALIGNED
-        zeroed_bytes, other_bytes, counted = ends.values()
-        counters, index, other_shape, device = -(-counted // COUNTER_BYTES), self.index, (other_bytes,), torch.device("cuda", self.index)
+    def _with_buffers(self, memory: _Memory) -> Callable[..., None]:
+        zeroed_bytes, other_bytes, counters, bases, offsets = memory
+        index, other_shape, device, where = self.index, (other_bytes,), torch.device("cuda", self.index), tuple(zip(bases, offsets))  # noqa: B905
         launch, zeros = self.launch, _zeros
 
         def enqueue(stream: int, *addresses: int) -> None:
             # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
             zeroed = zeros(zeroed_bytes, device) if zeroed_bytes else None
             other = empty_strided(other_shape, _DENSE, torch.uint8) if other_bytes else None
-            bases = (
+            at = (
                 0 if zeroed is None else zeroed.data_ptr(),
                 0 if other is None else other.data_ptr(),
                 tile_counters.address(index, stream, counters) if counters else 0,
             )
-            launch.enqueue(stream, *addresses, *[bases[kind] + offset for kind, offset in offsets])
+            launch.enqueue(stream, *addresses, *[at[kind] + offset for kind, offset in where])
 
         return enqueue
+
+
+def _program(kernel: Kernel, call: Call) -> Program:
+    family, config = kernel.spec.family, kernel.spec.config
+    family.require_call(call, config)
+    return family.program(config, call, kernel.gpu.device)
+
+
+def _memory(buffers: Iterable[Buffer]) -> _Memory:
+    ends, bases, offsets = [0, 0, 0], list[int](), list[int]()
+    for buffer in buffers:
+        counts, kind = buffer.kind is BufferKind.STREAM_COUNTER, _KINDS.index(buffer.kind)
+        bases.append(kind)
+        offsets.append(0 if counts else ends[kind])  # one such buffer at most, in no whole piece of memory
+        ends[kind] += buffer.bytes if counts else -(-buffer.bytes // _ALIGNED) * _ALIGNED
+    return _Memory(ends[0], ends[1], -(-ends[2] // COUNTER_BYTES), tuple(bases), tuple(offsets))
 
 
 def _zeros(size: int, device: torch.device) -> torch.Tensor:

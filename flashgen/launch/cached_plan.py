@@ -7,18 +7,19 @@ from typing import Any
 
 import torch
 
-from flashgen.codegen.attention import attention_call, with_pages
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.operands import Call, View
 from flashgen.codegen.operation import dense
+from flashgen.codegen.problem import Problem
 
 from ..selection.families import families_for
 from . import gpu
-from .arguments import ALIGNMENT, check_strides, require_memory
-from .asked import check_tensors, tensor_strides, tensor_views
+from .arguments import ALIGNMENT, require_memory
+from .asked import tensor_strides
 from .bound import BoundCall
-from .cached_arguments import CachedKeys, cache_fits, cached_workload, check_cached_call, sizes_of_modifiers
+from .cached_arguments import CachedKeys, cached_workload, check_cached_call
 from .descales import descale_strides
 from .untraced import untraced
 
@@ -49,47 +50,52 @@ class CachedPlan:
         tensors: Sequence[torch.Tensor] = (),
     ) -> None:
         """Checks the arguments and binds the kernel that the selection chooses."""
-        problem = check_cached_call(q, k_cache, v_cache, where, causal, scale, batch_invariant, modifiers, tensors)
-        self._on = gpu.gpu_of(q)
+        shapes, call, problem = _planned(q, k_cache, v_cache, where, causal, scale, batch_invariant, modifiers, tensors)
+        on = gpu.gpu_of(q)
         optional = (where.table, where.cache_leftpad, *((where.k_descale, where.v_descale) if problem.dtype_kv is not None else ()))
-        self._absent = tuple(at for at, tensor in enumerate(optional, 1) if tensor is None)
+        self._of_q = q.device.index, q.dtype, tuple(at for at, tensor in enumerate(optional, 1) if tensor is None)
         self.before: Any = None  # what knows the next call of this signature at once: see operators/cached_plans.py
-        families_for(problem, self._on.device.target)
-        self.call: Call | None = None
-        if q.shape[0] and q.shape[1] and q.shape[2]:
-            strides = cached_strides(q, k_cache, v_cache, where) | (tensor_strides(problem, tensors) if tensors else {})
-            self.call = attention_call(problem, cached_workload(q, k_cache, where, modifiers), strides, scale, modifiers.numbers)
-        self.run = self._runner(q, v_cache, self.call)
+        self.met = True  # whether it has run a call
+        families_for(problem, on.device.target)
+        self.bound = None if call is None else gpu.bind_chosen(call, on)
+        self.run = _runner(*self._of_q, *shapes, self.bound)
         gpu.require_context(q.device.index)
 
-    def with_sizes(
-        self, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, where: CachedKeys, tensors: Sequence[torch.Tensor] = ()
-    ) -> CachedPlan | None:
-        """The plan of a call that differs from this plan's `call` in sizes and strides of tensors alone, but for heads and widths.
+    def numbers(self, *arguments: Any) -> tuple[Any, ...]:
+        """What `with_numbers` takes of another call: of the arguments of `CachedPlan`, with `SizedTensor`s."""
+        shapes, call, _ = _planned(*arguments)
+        assert call is not None
+        assert self.bound is not None
+        return shapes, *gpu.chosen_numbers(call, self.bound)
 
-        Only that is checked again. None where somebody must look closer: at what is wrong, or at a call without queries.
-        """
-        assert self.call is not None
-        if not cache_fits(q, k_cache, v_cache, where) or not (q.shape[0] and q.shape[1]):
-            return None
-        for name, tensor in (("q", q), ("k_cache", k_cache), ("v_cache", v_cache)):
-            check_strides(name, tensor)
-        sizes = q.shape[0], q.shape[1], k_cache.shape[0], k_cache.shape[1], where.table_pages
+    def with_numbers(self, shapes: tuple[Any, ...], *of_bound: Any) -> CachedPlan:
+        """The plan of a call that differs from this plan's in `numbers` alone."""
+        assert self.bound is not None
         other = object.__new__(CachedPlan)
-        other.__dict__.update(self.__dict__, call=None, before=None)
-        of_modifiers: dict[str, View] = {}
-        if tensors:
-            known = sizes_of_modifiers(q, k_cache, where)
-            check_tensors(self.call.problem, known, q, tensors)
-            of_modifiers = tensor_views(self.call.problem, known, tensors)
-        call = with_pages(self.call, *sizes, cached_strides(q, k_cache, v_cache, where), of_modifiers)
-        other.run = other._runner(q, v_cache, call)
+        other._of_q, other.before, other.met, other.bound = self._of_q, None, False, self.bound.with_numbers(*of_bound)
+        other.run = _runner(*self._of_q, shapes[0], shapes[1], other.bound)
         return other
 
-    def _runner(self, q: torch.Tensor, v_cache: torch.Tensor, call: Call | None) -> CachedRun:
-        self.bound = bound = None if call is None else gpu.bind_chosen(call, self._on)
-        out, lse = (*q.shape[:3], v_cache.shape[3]), (q.shape[0], q.shape[2], q.shape[1])
-        return _runner(q.device.index, q.dtype, out, lse, bound, self._absent)
+
+def _planned(
+    q: Any,
+    k_cache: Any,
+    v_cache: Any,
+    where: CachedKeys,
+    causal: bool,
+    scale: float | None,
+    batch_invariant: bool,
+    modifiers: Given,
+    tensors: Sequence[Any],
+) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], Call | None, Problem]:
+    """Of tensors, which are checked, or `SizedTensor`s: shapes of out and lse, the call, None without queries, and its problem."""
+    problem = check_cached_call(q, k_cache, v_cache, where, causal, scale, batch_invariant, modifiers, tensors)
+    shapes = (*q.shape[:3], v_cache.shape[3]), (q.shape[0], q.shape[2], q.shape[1])
+    if not (q.shape[0] and q.shape[1] and q.shape[2]):
+        return shapes, None, problem
+    strides = cached_strides(q, k_cache, v_cache, where) | (tensor_strides(problem, tensors) if tensors else {})
+    call = attention_call(problem, cached_workload(q, k_cache, where, modifiers), strides, scale, modifiers.numbers)
+    return shapes, call, problem
 
 
 def cached_strides(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, where: CachedKeys) -> dict[str, tuple[int, ...]]:
@@ -113,7 +119,7 @@ def cached_strides(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
 
 
 def _runner(
-    index: int, dtype: torch.dtype, out_shape: tuple[int, ...], lse_shape: tuple[int, ...], bound: BoundCall | None, absent: tuple[int, ...]
+    index: int, dtype: torch.dtype, absent: tuple[int, ...], out_shape: tuple[int, ...], lse_shape: tuple[int, ...], bound: BoundCall | None
 ) -> CachedRun:
     """`CachedPlan.run`. bound: None where there is nothing to compute; absent: places of operands behind lse that are not there."""
     enqueue = None if bound is None else bound.enqueue
@@ -149,4 +155,4 @@ def require_storages(tensors: Sequence[torch.Tensor]) -> None:
         raise ArgumentError(f"{names} must have storages that hold their elements; got one without")
 
 
-untraced(_runner(0, torch.bfloat16, (0, 0, 0, 0), (0, 0, 0), None, ()))  # marks the code, which all that it returns share
+untraced(_runner(0, torch.bfloat16, (), (0, 0, 0, 0), (0, 0, 0), None))  # marks the code, which all that it returns share

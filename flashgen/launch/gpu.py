@@ -6,14 +6,13 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 from flashgen.build.gpu.driver import Gpu, check, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
-from flashgen.codegen.attention import attention_call, with_keys
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.operands import Call
@@ -61,40 +60,41 @@ class Plan:
         self._seed_position = seed_position(modifiers.names)
         if self._seed_position is not None:
             modifiers, tensors = with_seed(modifiers, tensors, q.new_empty((), dtype=torch.int64))
-        problem = check_call(q, k, v, causal, scale, layout, modifiers, tensors)
-        self._on = on = gpu_of(q)
+        self.outputs, call, problem = _planned(q, k, v, causal, scale, layout, modifiers, tensors)
+        on = gpu_of(q)
         self.index = q.device.index
         self.dtype = q.dtype
-        self.outputs = _outputs(q.shape, v.shape[3], layout)
         self.bound: BoundCall | None = None
-        self.call: Call | None = None
         # What knows the next call of this signature at once, without gradients and with them: see operators/plans.py.
         self.before: Any = None
         self.before_differentiable: Any = None
-        if not math.prod(self.outputs.lse_shape):
+        self.met = True  # whether it has run a call
+        if call is None:
             families_for(problem, on.device.target)
-            self.run = _runner(self.index, self.dtype, self.outputs, None, self._seed_position)
-            return
-        workload = workload_of(q, k, layout, modifiers)
-        of_q, of_k, of_v = axis_strides(q, layout), axis_strides(k, layout), axis_strides(v, layout)
-        strides = {"q": of_q, "k": of_k, "v": of_v, "out": self.outputs.strides_by_axis, "lse": self.outputs.lse_strides}
-        if tensors:
-            strides |= tensor_strides(problem, tensors)
-        self.call = call = attention_call(problem, workload, strides, scale, modifiers.numbers)
-        self.bound = bind_chosen(call, on) if kernel is None else BoundCall(kernel, call)
+        else:
+            self.bound = bind_chosen(call, on) if kernel is None else BoundCall(kernel, call)
+            require_context(self.index)
         self.run = _runner(self.index, self.dtype, self.outputs, self.bound, self._seed_position)
-        require_context(self.index)
 
-    def with_keys(self, len_kv: int) -> Plan:
-        """The plan of a call that differs from this plan's `call` in its number of keys alone, which is more than 1 in both.
+    def numbers(
+        self, q: Any, k: Any, v: Any, causal: bool, scale: float | None, layout: str, modifiers: Given, tensors: Sequence[Any]
+    ) -> tuple[Any, ...]:
+        """What `with_numbers` takes of another call: of the arguments of `Plan`, with `SizedTensor`s."""
+        if self._seed_position is not None:
+            modifiers, tensors = with_seed(modifiers, tensors, q.new_empty((), dtype=torch.int64))
+        outputs, call, _ = _planned(q, k, v, causal, scale, layout, modifiers, tensors)
+        assert call is not None
+        assert self.bound is not None
+        return tuple(outputs), *chosen_numbers(call, self.bound)
 
-        Nothing is checked again but what depends on that number. Raises as `bind_chosen`.
-        """
-        assert self.call is not None
-        bound = bind_chosen(with_keys(self.call, len_kv), self._on)
-        run = _runner(self.index, self.dtype, self.outputs, bound, self._seed_position)
+    def with_numbers(self, outputs: tuple[Any, ...], *of_bound: Any) -> Plan:
+        """The plan of a call that differs from this plan's in `numbers` alone."""
+        assert self.bound is not None
         other = object.__new__(Plan)
-        other.__dict__.update(self.__dict__, bound=bound, run=run, call=None, before=None, before_differentiable=None)
+        other.__dict__.update(self.__dict__)
+        other.before, other.before_differentiable, other.met = None, None, False
+        other.outputs, other.bound = _Outputs(*outputs), self.bound.with_numbers(*of_bound)
+        other.run = _runner(self.index, self.dtype, other.outputs, other.bound, self._seed_position)
         return other
 
 
@@ -108,13 +108,27 @@ class _Outputs(NamedTuple):
     lse_strides: tuple[int, ...]
 
 
-@lru_cache(maxsize=2**10)
 def _outputs(shape_of_q: tuple[int, ...], width: int, layout: str) -> _Outputs:
-    """Of a call whose q has this shape, and v this width. Keys that are added change nothing of it."""
+    """Of a call whose q has this shape, and v this width."""
     row, head = LAYOUTS[layout]
     out, lse = (*shape_of_q[:3], width), (shape_of_q[0], shape_of_q[head], shape_of_q[row])
     steps = dense(out)
     return _Outputs(out, steps, ordered_strides(out, steps, layout), lse, dense(lse))
+
+
+def _planned(
+    q: Any, k: Any, v: Any, causal: bool, scale: float | None, layout: str, modifiers: Given, tensors: Sequence[Any]
+) -> tuple[_Outputs, Call | None, Problem]:
+    """Of tensors, which are checked, or `SizedTensor`s; no call where there is nothing to compute."""
+    problem = check_call(q, k, v, causal, scale, layout, modifiers, tensors)
+    outputs = _outputs(q.shape, v.shape[3], layout)
+    if not math.prod(outputs.lse_shape):
+        return outputs, None, problem
+    of_q, of_k, of_v = axis_strides(q, layout), axis_strides(k, layout), axis_strides(v, layout)
+    strides = {"q": of_q, "k": of_k, "v": of_v, "out": outputs.strides_by_axis, "lse": outputs.lse_strides}
+    if tensors:
+        strides |= tensor_strides(problem, tensors)
+    return outputs, attention_call(problem, workload_of(q, k, layout, modifiers), strides, scale, modifiers.numbers), problem
 
 
 def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall | None, seed_position: int | None = None) -> Run:
@@ -175,6 +189,13 @@ def bind_chosen(call: Call, on: Gpu) -> BoundCall:
         with suppress(ArgumentError):
             return BoundCall(kernel, call)
     return BoundCall(choose_kernel(call.problem, call.workload, on, excluded_families(call, on.device.target)), call)
+
+
+def chosen_numbers(call: Call, bound: BoundCall) -> tuple[Any, ...]:
+    """`BoundCall.numbers` of a call of `Size`s. Raises TypeError where the selection need not choose the kernel for other ones."""
+    if not loaded.kernels.chooses_alike(bound.launch.kernel, call.problem, bound.workload, call.workload):
+        raise TypeError(f"kernel of {bound.workload.name} does not follow from the bucket")
+    return bound.numbers(call)
 
 
 def choose_kernel(problem: Problem, workload: Workload, on: Gpu, excluded: frozenset[str], any_length: bool = False) -> Kernel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -29,7 +30,7 @@ from .arguments import (
 )
 from .asked import addresses_of_tensors, gradient_strides, have_gradients, tensor_strides
 from .bound import BoundCall
-from .gpu import bind_chosen, current_device, current_stream, require_context
+from .gpu import bind_chosen, chosen_numbers, current_device, current_stream, require_context
 from .untraced import untraced
 
 logger = logging.getLogger("flashgen")
@@ -127,6 +128,40 @@ def is_trivial(call: Call) -> bool:
     return not (w.batch and w.heads_q and w.len_q and (w.len_kv or modifier_gradients(call.problem)))
 
 
+def _planned(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    d_out: Any,
+    d_lse: Any,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+    deterministic: bool,
+    modifiers: Given,
+    tensors: Sequence[Any],
+    of_tensors: bool,
+) -> tuple[tuple[tuple[Any, ...], ...], int, Call | None]:
+    """Of tensors, which are checked, or `SizedTensor`s: shapes, strides and dtypes of gradients, how many are not wanted, and the call.
+
+    No call where all gradients are 0.
+    """
+    check_gradient_call(q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic, modifiers, tensors)
+    call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers, tensors, of_tensors)
+    return *shapes_of_gradients((q, k, v), modifiers, tensors, of_tensors), None if is_trivial(call) else call
+
+
+def shapes_of_gradients(
+    qkv: Sequence[Any], modifiers: Given, tensors: Sequence[Any], of_tensors: bool
+) -> tuple[tuple[tuple[Any, ...], ...], int]:
+    """Shapes, strides and dtypes of the gradients, and how many there are that nobody wants."""
+    having = [tensor for tensor, has in zip(tensors, have_gradients(modifiers.names), strict=True) if has]
+    wanted = (*qkv, *having) if of_tensors else qkv
+    return tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in wanted), 0 if of_tensors else len(having)
+
+
 class GradientPlan:
     """Everything about a call of the backward pass that its signature decides. Its tensors are `usable`."""
 
@@ -148,20 +183,30 @@ class GradientPlan:
         of_tensors: bool = False,
     ) -> None:
         """Checks the arguments and binds the selection's kernel."""
-        check_gradient_call(q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic, modifiers, tensors)
+        self.shapes, self.absent, call = _planned(
+            q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic, modifiers, tensors, of_tensors
+        )
         if q.device.type != "cuda":
             raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
-        call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers, tensors, of_tensors)
         self.index = q.device.index
-        self.shapes = tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in (q, k, v))
-        having = [tensor for tensor, has in zip(tensors, have_gradients(modifiers.names), strict=True) if has]
-        if of_tensors:
-            self.shapes += tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in having)
-        self.absent = 0 if of_tensors else len(having)
         self.bound: BoundCall | None = None
-        if not is_trivial(call):
+        if call is not None:
             self.bound = bind_chosen(call, gpu(self.index))
             require_context(self.index)
+
+    def numbers(self, *arguments: Any) -> tuple[Any, ...]:
+        """What `with_numbers` takes of another call: of the arguments of `GradientPlan`, with `SizedTensor`s."""
+        shapes, _, call = _planned(*arguments)
+        assert call is not None
+        assert self.bound is not None
+        return shapes, *chosen_numbers(call, self.bound)
+
+    def with_numbers(self, shapes: tuple[Any, ...], *of_bound: Any) -> GradientPlan:
+        """The plan of a call that differs from this plan's in `numbers` alone."""
+        assert self.bound is not None
+        other = object.__new__(GradientPlan)
+        other.shapes, other.absent, other.index, other.bound = shapes, self.absent, self.index, self.bound.with_numbers(*of_bound)
+        return other
 
     @property
     def problem(self) -> Problem | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -15,9 +16,9 @@ from flashgen.codegen.problem import Pass, Sequences
 
 from . import gpu
 from .arguments import ALIGNMENT, problem_of, require_dense, require_memory
-from .asked import gradient_strides, have_gradients, tensor_strides
+from .asked import gradient_strides, tensor_strides
 from .bound import BoundCall
-from .gradients import Gradients
+from .gradients import Gradients, shapes_of_gradients
 from .packed_arguments import PackedTokens, check_packed_call, packed_workload
 from .packed_plan import token_strides
 from .untraced import untraced
@@ -95,6 +96,28 @@ def all_are_zero(call: Call) -> bool:
     return not (w.batch and w.heads_q and w.tokens_q and (w.tokens_kv or modifier_gradients(call.problem)))
 
 
+def _planned(
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    d_out: Any,
+    d_lse: Any,
+    tokens: PackedTokens,
+    causal: bool,
+    scale: float | None,
+    deterministic: bool,
+    modifiers: Given,
+    tensors: Sequence[Any],
+    of_tensors: bool,
+) -> tuple[tuple[tuple[Any, ...], ...], int, Call | None]:
+    """As of the backward pass of dense sequences: see gradients.py."""
+    check_packed_gradient_call(q, k, v, out, lse, d_out, d_lse, tokens, causal, scale, deterministic, modifiers, tensors)
+    call = packed_gradient_call(q, k, v, out, d_out, tokens, causal, scale, deterministic, modifiers, tensors, of_tensors)
+    return *shapes_of_gradients((q, k, v), modifiers, tensors, of_tensors), None if all_are_zero(call) else call
+
+
 class PackedGradientPlan:
     """Everything about a call of the backward pass that its signature decides. Its tensors are `usable`."""
 
@@ -116,18 +139,30 @@ class PackedGradientPlan:
         of_tensors: bool = False,
     ) -> None:
         """Checks the arguments and binds the selection's kernel. of_tensors: whether gradients of modifiers' tensors are given, too."""
-        check_packed_gradient_call(q, k, v, out, lse, d_out, d_lse, tokens, causal, scale, deterministic, modifiers, tensors)
+        self.shapes, unwanted, call = _planned(
+            q, k, v, out, lse, d_out, d_lse, tokens, causal, scale, deterministic, modifiers, tensors, of_tensors
+        )
         on = gpu.gpu_of(q)
-        call = packed_gradient_call(q, k, v, out, d_out, tokens, causal, scale, deterministic, modifiers, tensors, of_tensors)
         self.index = q.device.index
-        having = [tensor for tensor, has in zip(tensors, have_gradients(modifiers.names), strict=True) if has]
-        wanted = (q, k, v, *having) if of_tensors else (q, k, v)
-        self.shapes = tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in wanted)
-        self.unwanted = () if of_tensors else (0,) * len(having)
+        self.unwanted = (0,) * unwanted
         self.bound: BoundCall | None = None
-        if not all_are_zero(call):
+        if call is not None:
             self.bound = gpu.bind_chosen(call, on)
             gpu.require_context(self.index)
+
+    def numbers(self, *arguments: Any) -> tuple[Any, ...]:
+        """What `with_numbers` takes of another call: of the arguments of `PackedGradientPlan`, with `SizedTensor`s."""
+        shapes, _, call = _planned(*arguments)
+        assert call is not None
+        assert self.bound is not None
+        return shapes, *gpu.chosen_numbers(call, self.bound)
+
+    def with_numbers(self, shapes: tuple[Any, ...], *of_bound: Any) -> PackedGradientPlan:
+        """The plan of a call that differs from this plan's in `numbers` alone."""
+        assert self.bound is not None
+        other = object.__new__(PackedGradientPlan)
+        other.shapes, other.unwanted, other.index, other.bound = shapes, self.unwanted, self.index, self.bound.with_numbers(*of_bound)
+        return other
 
     @untraced
     def __call__(

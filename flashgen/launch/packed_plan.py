@@ -7,18 +7,19 @@ from typing import Any
 
 import torch
 
-from flashgen.codegen.attention import attention_call, with_tokens
+from flashgen.codegen.attention import attention_call
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import dense
+from flashgen.codegen.problem import Problem
 
 from ..selection.families import families_for
 from . import gpu
 from .arguments import ALIGNMENT, require_memory
 from .asked import tensor_strides
 from .bound import BoundCall
-from .packed_arguments import PackedTokens, check_packed_call, expected_lengths, packed_workload
+from .packed_arguments import PackedTokens, check_packed_call, packed_workload
 from .untraced import untraced
 
 PackedTensors = tuple[Any, ...]  # q, k, v, those of `PackedTokens`, None for one that is not there, then of modifiers
@@ -45,34 +46,44 @@ class PackedPlan:
         tensors: Sequence[torch.Tensor] = (),
     ) -> None:
         """Checks the arguments and binds the kernel that the selection chooses."""
-        problem = check_packed_call(q, k, v, tokens, causal, scale, modifiers, tensors)
-        self._on, self._modifiers = gpu.gpu_of(q), modifiers
+        shapes, call, problem = _planned(q, k, v, tokens, causal, scale, modifiers, tensors)
+        on = gpu.gpu_of(q)
+        self._of_q = q.device.index, q.dtype
         self.before: Any = None  # what knows the next call of this signature at once: see operators/packed.py
-        families_for(problem, self._on.device.target)
-        self.call: Call | None = None
-        if q.shape[0] and q.shape[1] and tokens.cu_seqlens_q.shape[0] > 1:
-            out = (*q.shape[:2], v.shape[2])
-            shapes = {"q": (q.shape, q.stride()), "k": (k.shape, k.stride()), "v": (v.shape, v.stride()), "out": (out, dense(out))}
-            strides: dict[str, tuple[int, ...]] = {name: token_strides(*both) for name, both in shapes.items()}
-            strides |= tensor_strides(problem, tensors) if tensors else {}
-            self.call = attention_call(problem, packed_workload(q, k, tokens, modifiers), strides, scale, modifiers.numbers)
-        self.run = self._runner(q, v, self.call)
+        self.met = True  # whether it has run a call
+        families_for(problem, on.device.target)
+        self.bound = None if call is None else gpu.bind_chosen(call, on)
+        self.run = _runner(*self._of_q, *shapes, self.bound)
         gpu.require_context(q.device.index)
 
-    def with_tokens(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tokens: PackedTokens) -> PackedPlan:
-        """The plan of a call that differs from this plan's `call` in its tokens and expected lengths alone: see `attention.with_tokens`.
+    def numbers(self, *arguments: Any) -> tuple[Any, ...]:
+        """What `with_numbers` takes of another call: of the arguments of `PackedPlan`, with `SizedTensor`s."""
+        shapes, call, _ = _planned(*arguments)
+        assert call is not None
+        assert self.bound is not None
+        return shapes, *gpu.chosen_numbers(call, self.bound)
 
-        Nothing is checked again but what depends on these. v must have as many tokens as k.
-        """
-        assert self.call is not None
+    def with_numbers(self, shapes: tuple[Any, ...], *of_bound: Any) -> PackedPlan:
+        """The plan of a call that differs from this plan's in `numbers` alone."""
+        assert self.bound is not None
         other = object.__new__(PackedPlan)
-        other.__dict__.update(self.__dict__, call=None, before=None)
-        other.run = other._runner(q, v, with_tokens(self.call, q.shape[0], k.shape[0], *expected_lengths(q, k, tokens, self._modifiers)))
+        other._of_q, other.before, other.met, other.bound = self._of_q, None, False, self.bound.with_numbers(*of_bound)
+        other.run = _runner(*self._of_q, shapes[0], shapes[1], other.bound)
         return other
 
-    def _runner(self, q: torch.Tensor, v: torch.Tensor, call: Call | None) -> PackedRun:
-        bound = None if call is None else gpu.bind_chosen(call, self._on)
-        return _runner(q.device.index, q.dtype, (*q.shape[:2], v.shape[2]), (q.shape[1], q.shape[0]), bound)
+
+def _planned(
+    q: Any, k: Any, v: Any, tokens: PackedTokens, causal: bool, scale: float | None, modifiers: Given, tensors: Sequence[Any]
+) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], Call | None, Problem]:
+    """Of tensors, which are checked, or `SizedTensor`s: shapes of out and lse, the call, None without sequences, and its problem."""
+    problem = check_packed_call(q, k, v, tokens, causal, scale, modifiers, tensors)
+    out, lse = (*q.shape[:2], v.shape[2]), (q.shape[1], q.shape[0])
+    if not (q.shape[0] and q.shape[1] and tokens.cu_seqlens_q.shape[0] > 1):
+        return (out, lse), None, problem
+    shapes = {"q": (q.shape, q.stride()), "k": (k.shape, k.stride()), "v": (v.shape, v.stride()), "out": (out, dense(out))}
+    strides: dict[str, tuple[int, ...]] = {name: token_strides(*both) for name, both in shapes.items()}
+    strides |= tensor_strides(problem, tensors) if tensors else {}
+    return (out, lse), attention_call(problem, packed_workload(q, k, tokens, modifiers), strides, scale, modifiers.numbers), problem
 
 
 def token_strides(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int]:

@@ -6,7 +6,7 @@ are registered once PyTorch is imported, import this.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,9 @@ def _tensor_guards() -> Any:
         check = guards(one, dynamic_dims_sizes=[[2, 3, 4]], dynamic_dims_strides=[[12, 4, 1]]).check
         gradient, negated = torch.empty(2, 3, 4, requires_grad=True), torch._neg_view(one)
         different = (other, one[:1], one.double(), one.to("meta"), gradient, negated, torch.nn.Parameter(one), None)
-        if check(one) and not any(check(tensor) for tensor in different):
+        some = guards(one, dynamic_dims_sizes=[[None, 3, 4]], dynamic_dims_strides=[[None, 4, 1]]).check
+        alike = some(one) and some(one[:1]) and some(torch.empty(5, 3, 4))
+        if check(one) and alike and not any(check(t) for t in different) and not any(some(t) for t in (other, *different[2:])):
             return guards
     except (AttributeError, TypeError, RuntimeError, SystemError):
         pass
@@ -49,6 +51,12 @@ def tensor_guard(tensors: tuple[torch.Tensor, ...]) -> Callable[..., bool]:
 
     It keeps none of them alive. Only where PyTorch has what tells: `knows_tensors`.
     """
-    sizes, strides = [list(tensor.shape) for tensor in tensors], [list(tensor.stride()) for tensor in tensors]
+    return form_guard(tensors, [(set(), set())] * len(tensors))
+
+
+def form_guard(tensors: Sequence[torch.Tensor], varying: Sequence[tuple[set[int], set[int]]]) -> Callable[..., bool]:
+    """The same but for sizes, and strides, of these dimensions of each tensor."""
+    sizes = [[None if d in of else n for d, n in enumerate(one.shape)] for one, (of, _) in zip(tensors, varying, strict=True)]
+    strides = [[None if d in of else n for d, n in enumerate(one.stride())] for one, (_, of) in zip(tensors, varying, strict=True)]
     check: Callable[..., bool] = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides).check
     return check

@@ -13,7 +13,7 @@ import torch
 from torch.utils.flop_counter import register_flop_formula
 
 from ..launch import packed_arguments
-from ..launch.append_arguments import CHUNK, MOST_KEYS, AppendTensors, check_append, check_append_traced
+from ..launch.append_arguments import AppendTensors, check_append, check_append_traced
 from ..launch.append_plan import AppendPlan, AppendRun, rotated_shape
 from ..launch.asked import require_no_gradient
 from ..launch.cached_arguments import CachedKeys
@@ -32,7 +32,7 @@ LIBRARY.define(
     "-> (Tensor lengths, Tensor q_rotated)"
 )
 _NO_TRANSFORM = "flashgen's caches have no derivatives, and no rules for the transforms of torch.func"
-_TENSORS, _AXES, _CONTIGUOUS = len(AppendTensors._fields), 4, (1,)
+_TENSORS = len(AppendTensors._fields)
 
 
 class _Before:
@@ -74,15 +74,18 @@ def append_run_at_hand(tensors: AppendTensors, rotary_interleaved: bool, by_quer
             or not all(tensor.is_cuda for tensor in there)
         ):
             return None
-        key = _signature(tensors, flags)
-        plan = _plans().get(key)
+        plan: AppendPlan | None = plans.sized_plans("append", 2).find(*_sized(tensors, flags))
+        if plan is None:
+            key = _signature(tensors, flags)
+            plan = _plans().get(key)
     except (AttributeError, TypeError, RuntimeError):  # an argument that `check_append` will speak of
         return None
     if plan is None:
         return _new_plan(key, tensors, flags).run
     if knows_tensors and type(rotary_interleaved) is type(by_query) is bool and not any(tensor.requires_grad for tensor in there):
-        if plan.before is None and len({*map(id, there)}) == len(there):  # PyTorch's check knows no tensor that is there twice
+        if plan.before is None and plan.met and len({*map(id, there)}) == len(there):  # PyTorch's check knows no tensor that is there twice
             plan.before = _Before(plan.run, there, flags)
+        plan.met = True
         plans._LOCAL.before_append = plan.before
     return plan.run
 
@@ -93,50 +96,33 @@ def _signature(tensors: AppendTensors, flags: tuple[bool, bool]) -> tuple[Any, .
     return (*of_tensors, flags, loaded.kernels.generation)
 
 
-def _but_for_sizes(key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """A signature without what `AppendPlan.with_sizes` looks at; None for one that needs all checks."""
-    k_cache, v_cache, k, v, (lengths, step, *of_lengths), table, q, *others = key
-    if len(lengths) != 1 or not lengths[0] or step != _CONTIGUOUS or len(k_cache[0]) != _AXES:
-        return None
-    batch, found = lengths[0], list[tuple[Any, ...] | None]()
-    for one in (k, v, q):
-        if one is not None:
-            shape, strides, *rest = one
-            if len(shape) != _AXES or shape[0] != batch or strides[3] != 1 or (strides[0] | strides[1] | strides[2]) % CHUNK:
-                return None
-            found.append((*shape[2:], *rest))
-        else:
-            found.append(None)
-    if k is not None and v is not None and k[0][1] != v[0][1]:
-        return None
-    if table is not None:
-        shape, strides, *rest = table
-        if len(shape) != 2 or shape[0] != batch or strides[1] != 1 or shape[1] * k_cache[0][1] > MOST_KEYS:
-            return None
-        found.append(tuple(rest))
-    elif batch > k_cache[0][0]:
-        return None
-    else:
-        found.append(None)
-    return (k_cache, v_cache, *found, *of_lengths, *others)
+def _sized(tensors: AppendTensors, flags: tuple[bool, bool]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    """What `SizedPlans` is told of a call: what decides plans but for sizes, and tensors that are there."""
+    columns = None if tensors.rotary_cos is None else tensors.rotary_cos.shape[-1]
+    is_there = tuple([tensor is not None for tensor in tensors])
+    return (*flags, is_there, columns, loaded.kernels.generation), [tensor for tensor in tensors if tensor is not None]
 
 
 def _new_plan(key: tuple[Any, ...], tensors: AppendTensors, flags: tuple[bool, bool]) -> AppendPlan:
-    """The plan for a signature that this thread has not met: made from one that differs in its sizes alone, if there is one."""
-    alike: dict[tuple[Any, ...], AppendPlan] = plans._LOCAL.__dict__.setdefault("append_but_for_sizes", {})
-    but_for_sizes = _but_for_sizes(key)
-    known = alike.get(but_for_sizes) if but_for_sizes is not None else None
-    if known is not None:
-        return plans.kept(_plans(), key, known.with_sizes(tensors))
-    plan = AppendPlan(tensors, *flags)
-    if but_for_sizes is not None:
-        plans.kept(alike, but_for_sizes, plan)
+    """The plan for a signature that this thread has not met."""
+    plan, (options, there) = AppendPlan(tensors, *flags), _sized(tensors, flags)
+    is_there = [tensor is not None for tensor in tensors]
+
+    def planned(found: Sequence[Any], _: Any) -> tuple[Any, ...]:
+        left = iter(found)
+        every: list[Any] = [next(left) if has else None for has in is_there]
+        return plan.numbers(AppendTensors(*every), *flags)
+
+    plans.sized_plans("append", 2).learn(options, there, plan, planned)
     return plans.kept(_plans(), key, plan)
 
 
 def append_plan_for(tensors: AppendTensors, rotary_interleaved: bool, by_query: bool) -> AppendPlan:
     """This thread's plan for the call's signature."""
     flags = rotary_interleaved, by_query
+    found = plans.sized_plans("append", 2).find(*_sized(tensors, flags))
+    if found is not None:
+        return found  # type: ignore[no-any-return]
     key = _signature(tensors, flags)
     return _plans().get(key) or _new_plan(key, tensors, flags)
 

@@ -5,7 +5,7 @@ A call that appends or rotates is two of them in one, by one look at all of its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -100,8 +100,10 @@ def cached_run_at_hand(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]
             return None
         if options[0] & _TABLES == _TABLES:  # `check_cached_call` will speak of both
             return None
-        key = (signature_of(tensors), options, loaded.kernels.generation)
-        plan: _Plan | None = _plans().get(key)
+        plan: _Plan | None = plans.sized_plans("cached").find(_sized(tensors, options), tensors)
+        if plan is None:
+            key = (signature_of(tensors), options, loaded.kernels.generation)
+            plan = _plans().get(key)
     except (AttributeError, TypeError, RuntimeError):  # an argument that `check_cached_types` will speak of
         return None
     if plan is None:
@@ -110,11 +112,12 @@ def cached_run_at_hand(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]
         check_options(options[1], options[2], "bshd", False)
         return _new_plan(key, tensors, CachedOptions(*options)).run  # whether it comes again, who knows: a guard takes as long as a call
     if knows_tensors and type(options[1]) is bool:
-        may_be_known = plan.before is None and len({*map(id, tensors)}) == len(
-            tensors
+        may_be_known = (
+            plan.before is None and plan.met and len({*map(id, tensors)}) == len(tensors)
         )  # PyTorch's check knows no tensor that is there twice
         if may_be_known and not any(tensor.requires_grad for tensor in tensors):
             plan.before = _Before(plan.run, tensors)
+        plan.met = True
         if plan.before is not None:
             if len(known) >= _MOST_BEFORE:
                 known.clear()
@@ -122,44 +125,53 @@ def cached_run_at_hand(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]
     return plan.run
 
 
-def _but_for_sizes(key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """A signature without what `CachedPlan.with_sizes` looks at; None for one that needs all checks."""
-    (of_q, of_k, of_v, *others), options, generation = key
-    if not len(of_q[0]) == len(of_k[0]) == len(of_v[0]) == 4:
-        return None
-    of_modifiers = tuple([one[2:] for one in others[CachedOptions(*options).first_of_modifiers - 3 :]])
-    return of_q[0][2:], of_q[2:], of_k[0][2:], of_k[2:], of_v[0][2:], of_v[2:], of_modifiers, options, generation
+def _sized(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What decides plans but for sizes, and is not told by which tensors are there."""
+    return options, tensors[-1].shape[-1] if options[0] & ROTARY else None, loaded.kernels.generation
 
 
 def _new_plan(key: tuple[Any, ...], tensors: Sequence[torch.Tensor], options: CachedOptions) -> _Plan:
-    """The plan for a signature that this thread has not met: made from one that differs in its sizes alone, if there is one."""
+    """The plan for a signature that this thread has not met."""
+    plan: _Plan
+    planned: Callable[[Sequence[Any], Any], tuple[Any, ...]]
     if options.there & ~_OF_ATTENTION:
-        return plans.kept(_plans(), key, _new_appending(tensors, options))
-    alike: dict[tuple[Any, ...], CachedPlan] = plans._LOCAL.__dict__.setdefault("cached_but_for_sizes", {})
-    but_for_sizes = _but_for_sizes(key)
-    known = alike.get(but_for_sizes) if but_for_sizes is not None else None
-    if known is not None:
-        other = known.with_sizes(tensors[0], tensors[1], tensors[2], options.where(tensors), tensors[options.first_of_modifiers :])
-        if other is not None:
-            return plans.kept(_plans(), key, other)
-    plan = CachedPlan(*cached_checks(tensors, options))
-    if but_for_sizes is not None and plan.call is not None:
-        plans.kept(alike, but_for_sizes, plan)
+        plan = appending = _new_appending(tensors, options)
+
+        def planned(found: Sequence[Any], _: Any) -> tuple[Any, ...]:
+            there = options.appended(len(found))
+            own = cached_checks(_of_attention(found, there, lambda q: q.new_empty(q.shape)), _without_append(options))
+            return appending.numbers(own, (there.of_append(found), options.rotary_interleaved, options.by_query))
+    else:
+        plan = cached = CachedPlan(*cached_checks(tensors, options))
+
+        def planned(found: Sequence[Any], _: Any) -> tuple[Any, ...]:
+            return cached.numbers(*cached_checks(found, options))
+
+    plans.sized_plans("cached").learn(_sized(tensors, tuple(options)), tensors, plan, planned)
     return plans.kept(_plans(), key, plan)
 
 
 def _new_appending(tensors: Sequence[torch.Tensor], options: CachedOptions) -> AppendingPlan:
     """The same of a call that appends or rotates: attention is planned first, so that no cache changes where it cannot be computed."""
     there = options.appended(len(tensors))
-    own = list(tensors[: there.end])
-    if there.rotates and not own[0].is_contiguous():
-        own[0] = _dense_like(own[0])  # as rotated queries are
-    attention = cached_plan_for(own, CachedOptions(options.there & _OF_ATTENTION, *options[1:5]))
+    attention = cached_plan_for(_of_attention(tensors, there, _dense_like), _without_append(options))
     return AppendingPlan(append_plan_for(there.of_append(tensors), options.rotary_interleaved, options.by_query), attention, there, tensors)
 
 
+def _of_attention(tensors: Sequence[Any], there: AppendedTensors, dense_like: Callable[[Any], Any]) -> list[Any]:
+    """The tensors that attention has behind what appends: rotated queries are dense."""
+    own = list(tensors[: there.end])
+    if there.rotates:
+        own[0] = dense_like(own[0])
+    return own
+
+
+def _without_append(options: CachedOptions) -> CachedOptions:
+    return CachedOptions(options.there & _OF_ATTENTION, *options[1:5])
+
+
 def _dense_like(q: torch.Tensor) -> torch.Tensor:
-    return torch.empty_like(q, memory_format=torch.contiguous_format)
+    return q if q.is_contiguous() else torch.empty_like(q, memory_format=torch.contiguous_format)
 
 
 def _plans() -> dict[tuple[Any, ...], _Plan]:
@@ -170,6 +182,9 @@ def _plans() -> dict[tuple[Any, ...], _Plan]:
 
 def cached_plan_for(tensors: Sequence[torch.Tensor], options: CachedOptions) -> CachedPlan:
     """This thread's plan for the signature of a call of attention alone."""
+    found = plans.sized_plans("cached").find(_sized(tensors, tuple(options)), tensors)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
     key = (signature_of(tensors), tuple(options), loaded.kernels.generation)
     return _plans().get(key) or _new_plan(key, tensors, options)  # type: ignore[return-value]
 

@@ -19,7 +19,7 @@ from flashgen.codegen.errors import FlashgenError
 from ..launch.asked import asked, have_gradients
 from ..launch.gradients import Gradients, check_gradient_call, usable
 from ..launch.untraced import untraced
-from . import plans
+from .gradient_plans import gradient_plan_for
 from .registration import LIBRARY, cpu_is_allowed, flops_of, register_for_all_others
 
 NO_SECOND = "flashgen.attention has no second derivative: take its gradients without create_graph=True, or use plain PyTorch there"
@@ -44,7 +44,7 @@ attention_tensors_backward = torch.ops.flashgen.attention_tensors_backward.defau
 def backward_on_gpu(*arguments: Any, of_tensors: bool = False) -> Gradients:
     """The operators on a GPU. of_tensors: whether gradients of modifiers' tensors are asked for, behind the others."""
     tensors, (*options, modifiers, others) = _usable(*arguments[:7]), _decided(*arguments[7:])
-    return plans.gradient_plan_for(*tensors, *options, modifiers, others, of_tensors)(*tensors, *others)
+    return gradient_plan_for(*tensors, *options, modifiers, others, of_tensors)(*tensors, *others)
 
 
 @untraced

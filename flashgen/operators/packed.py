@@ -20,7 +20,7 @@ from flashgen.codegen.workload import Workload
 from ..launch import packed_arguments
 from ..launch.arguments import check_options
 from ..launch.asked import asked
-from ..launch.packed_arguments import MOST_TOKENS, PackedTokens, check_packed_call, check_packed_traced, require_right_values
+from ..launch.packed_arguments import PackedTokens, check_packed_call, check_packed_traced, require_right_values
 from ..launch.packed_plan import OF_MODIFIERS, PackedPlan, PackedRun, PackedTensors
 from ..launch.private_names import knows_tensors, tensor_guard
 from ..launch.untraced import untraced
@@ -106,8 +106,10 @@ def packed_run_at_hand(
     try:
         if packed_arguments.values_are_checked or not _is_plain(tensors) or not plans.nobody_listens():
             return None
-        key = _signature(tensors, options)
-        plan = _plans().get(key)
+        plan: PackedPlan | None = plans.sized_plans("packed").find(*_sized(tensors, options))
+        if plan is None:
+            key = _signature(tensors, options)
+            plan = _plans().get(key)
     except (AttributeError, TypeError, RuntimeError):  # an argument that `check_packed_types` will speak of
         return None
     if plan is None:
@@ -116,8 +118,9 @@ def packed_run_at_hand(
         check_options(causal, scale, "bshd", False)
         return _new_plan(key, tensors, options).run
     if knows_tensors and type(causal) is bool:
-        if plan.before is None and not any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        if plan.before is None and plan.met and not any(tensor is not None and tensor.requires_grad for tensor in tensors):
             plan.before = _Before(plan.run, tensors, options)
+        plan.met = True
         plans._LOCAL.before_packed = plan.before
     return plan.run
 
@@ -139,31 +142,25 @@ def _signature(tensors: PackedTensors, options: PackedOptions) -> tuple[Any, ...
     return (of_tensors, options, loaded.kernels.generation)
 
 
-def _but_for_tokens(key: tuple[Any, ...]) -> tuple[Any, ...] | None:
-    """A signature without what `PackedPlan.with_tokens` looks at; None for one that needs all checks: strides of one token mean nothing."""
-    (of_q, of_k, of_v, *others), options, generation = key
-    least, most = 2, MOST_TOKENS
-    if not len(of_q[0]) == len(of_k[0]) == len(of_v[0]) == 3 or of_k[0][0] != of_v[0][0]:
-        return None
-    if not (least <= of_q[0][0] <= most and least <= of_k[0][0] <= most):
-        return None
-    for length in options[2:4]:
-        if length is not None and not (type(length) is int and 0 <= length <= most):
-            return None
-    of_tokens = (*of_q[0][1:], *of_q[1:], *of_k[0][1:], *of_k[1:], *of_v[0][1:], *of_v[1:])
-    return of_tokens, tuple(others), options.causal, options.scale, options.modifiers, generation
+def _sized(tensors: PackedTensors, options: PackedOptions) -> tuple[tuple[Any, ...], list[torch.Tensor], tuple[int | None, int | None]]:
+    """What `SizedPlans` is told of a call: what decides plans but for sizes, tensors that are there, and expected lengths."""
+    causal, scale, max_seqlen_q, max_seqlen_kv, modifiers = options
+    there = [tensor for tensor in tensors if tensor is not None]
+    known = causal, scale, modifiers, tensors[5] is None, tensors[6] is None, loaded.kernels.generation
+    return known, there, (max_seqlen_q, max_seqlen_kv)
 
 
 def _new_plan(key: tuple[Any, ...], tensors: PackedTensors, options: PackedOptions) -> PackedPlan:
-    """The plan for a signature that this thread has not met: made from one that differs in its tokens alone, if there is one."""
-    alike: dict[tuple[Any, ...], PackedPlan] = plans._LOCAL.__dict__.setdefault("packed_but_for_tokens", {})
-    but_for_tokens = _but_for_tokens(key)
-    known = alike.get(but_for_tokens) if but_for_tokens is not None else None
-    if known is not None:
-        return plans.kept(_plans(), key, known.with_tokens(tensors[0], tensors[1], tensors[2], options.tokens(tensors)))
-    plan = PackedPlan(*_checks(tensors, options))
-    if but_for_tokens is not None and plan.call is not None:
-        plans.kept(alike, but_for_tokens, plan)
+    """The plan for a signature that this thread has not met."""
+    plan, (known, there, numbers) = PackedPlan(*_checks(tensors, options)), _sized(tensors, options)
+    are_there = [tensor is not None for tensor in tensors]
+
+    def planned(found: Sequence[Any], lengths: Any) -> tuple[Any, ...]:
+        left = iter(found)
+        every = tuple(next(left) if is_there else None for is_there in are_there)
+        return plan.numbers(*_checks(every, options._replace(max_seqlen_q=lengths[0], max_seqlen_kv=lengths[1])))
+
+    plans.sized_plans("packed").learn(known, there, plan, planned, numbers)
     return plans.kept(_plans(), key, plan)
 
 
@@ -175,6 +172,9 @@ def _plans() -> dict[tuple[Any, ...], PackedPlan]:
 
 def packed_plan_for(tensors: PackedTensors, options: PackedOptions) -> PackedPlan:
     """This thread's plan for the call's signature."""
+    found = plans.sized_plans("packed").find(*_sized(tensors, options))
+    if found is not None:
+        return found  # type: ignore[no-any-return]
     key = _signature(tensors, options)
     return _plans().get(key) or _new_plan(key, tensors, options)
 

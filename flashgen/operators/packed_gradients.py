@@ -91,10 +91,26 @@ def _plan_for(of_tensors: bool, *given: Any) -> PackedGradientPlan:
     """This thread's."""
     known: dict[tuple[Any, ...], PackedGradientPlan] = plans._LOCAL.__dict__.setdefault("packed_gradient_plans", {})
     tokens: PackedTokens = given[7]
-    there = tuple(tensor is not None for tensor in (*given[:7], *tokens[:4]))
-    tensors = [tensor for tensor in (*given[:7], *tokens[:4], *given[12]) if tensor is not None]
-    key = (signature_of(tensors), there, *tokens[4:], *given[8:12], of_tensors, loaded.kernels.generation)
-    return known.get(key) or plans.kept(known, key, PackedGradientPlan(*(*given, of_tensors)))
+    every = (*given[:7], *tokens[:4], *given[12])
+    is_there = tuple([tensor is not None for tensor in every])
+    there = [tensor for tensor in every if tensor is not None]
+    options, sized = (is_there, *given[8:12], of_tensors, loaded.kernels.generation), plans.sized_plans("packed_gradients")
+    plan = sized.find(options, there, tokens[4:])
+    if plan is None:
+        key = (signature_of(there), *tokens[4:], options)
+        plan = known.get(key)
+    if plan is None:
+        plan = PackedGradientPlan(*(*given, of_tensors))
+
+        def planned(found: Sequence[Any], lengths: Any) -> tuple[Any, ...]:
+            left = iter(found)
+            all_of_them: list[Any] = [next(left) if has else None for has in is_there]
+            of_tokens = PackedTokens(*all_of_them[7:11], *lengths)
+            return plan.numbers(*all_of_them[:7], of_tokens, *given[8:12], all_of_them[11:], of_tensors)
+
+        sized.learn(options, there, plan, planned, tokens[4:])
+        plans.kept(known, key, plan)
+    return plan  # type: ignore[no-any-return]
 
 
 @untraced

@@ -14,11 +14,11 @@ from torch.autograd import forward_ad, profiler
 
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
 
-from ..launch.arguments import LAYOUTS, check_options
+from ..launch.arguments import check_options
 from ..launch.asked import OF_KEYS, signature_of, with_made_axes
 from ..launch.gpu import Plan, Run
-from ..launch.gradients import GradientPlan
 from ..launch.private_names import knows_tensors, tensor_guard
+from ..launch.sized_plans import SizedPlans
 from ..launch.untraced import untraced
 from ..selection import loaded
 
@@ -140,8 +140,11 @@ def run_at_hand(
             modifiers, tensors = with_made_axes(modifiers, tensors)
         plans = _plans()
         try:
-            key = _signature(q, k, v, causal, scale, layout, modifiers, tensors)
-            plan = plans.get(key)
+            options = causal, scale, layout, modifiers, loaded.kernels.generation
+            plan: Plan | None = sized_plans("plans").find(options, (q, k, v, *tensors))
+            if plan is None:
+                key = _signature(q, k, v, causal, scale, layout, modifiers, tensors)
+                plan = plans.get(key)
         except (AttributeError, TypeError, RuntimeError):  # an argument that `check_types` will speak of
             return None
         if plan is None:
@@ -151,8 +154,10 @@ def run_at_hand(
             return _new_plan(plans, key, q, k, v, causal, scale, layout, modifiers, tensors).run
         if knows_tensors:
             modifiers, tensors = looked_at
-            if not (q.requires_grad or k.requires_grad or v.requires_grad) and (plan.before is None or plan.before.modifiers != modifiers):
+            needed = plan.met and (plan.before is None or plan.before.modifiers != modifiers)
+            if needed and not (q.requires_grad or k.requires_grad or v.requires_grad):
                 plan.before = _Before(plan.run, (q, k, v, *tensors), causal, scale, layout, None, modifiers)
+            plan.met = True
             _LOCAL.before = plan.before
         return plan.run
     return None
@@ -234,57 +239,56 @@ class _OfThread(threading.local):
 _LOCAL = _OfThread()
 
 
-def plan_for(*arguments: Any) -> Plan:
+def plan_for(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+    modifiers: Given = NO_MODIFIERS,
+    tensors: tuple[torch.Tensor, ...] = (),
+) -> Plan:
     """This thread's plan for the call's signature: see `Plan`."""
-    plans, key = _plans(), _signature(*arguments)
-    return plans.get(key) or _new_plan(plans, key, *arguments)
-
-
-def gradient_plan_for(*arguments: Any) -> GradientPlan:
-    """This thread's plan for a call of the backward pass: see `GradientPlan`."""
-    plans: dict[tuple[Any, ...], GradientPlan] = _LOCAL.__dict__.setdefault("gradient_plans", {})
-    q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic, *modified = arguments
-    of_out = (out.shape, out.stride(), lse.shape, lse.stride(), d_out.shape, d_out.stride(), out.dtype, lse.dtype, d_out.dtype)
-    of_lse = None if d_lse is None else (d_lse.shape, d_lse.stride(), d_lse.dtype, d_lse.device)
-    of_call = (*_signature(q, k, v, causal, scale, layout, *modified[:2]), deterministic, *modified[2:])
-    key = (*of_call, *of_out, out.device, lse.device, d_out.device, of_lse)
-    return plans.get(key) or kept(plans, key, GradientPlan(*arguments))
+    arguments, options = (q, k, v, causal, scale, layout, modifiers, tensors), (causal, scale, layout, modifiers, loaded.kernels.generation)
+    plan: Plan | None = sized_plans("plans").find(options, (q, k, v, *tensors))
+    if plan is None:
+        plans, key = _plans(), _signature(*arguments)
+        plan = plans.get(key) or _new_plan(plans, key, *arguments)
+    return plan
 
 
 def _new_plan(
-    plans: dict[tuple[Any, ...], Plan], key: tuple[Any, ...], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *options: Any
+    plans: dict[tuple[Any, ...], Plan],
+    key: tuple[Any, ...],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    causal: bool,
+    scale: float | None,
+    layout: str,
+    modifiers: Given,
+    tensors: tuple[torch.Tensor, ...],
 ) -> Plan:
-    """The plan for a signature that this thread has not met.
+    """The plan for a signature that this thread has not met."""
+    plan = Plan(q, k, v, causal, scale, layout, modifiers, tensors)
 
-    Where only the number of keys is new, as in each step of a generation, the plan is made from one that is there.
-    """
-    alike: dict[tuple[Any, ...], Plan] = _LOCAL.__dict__.setdefault("but_for_keys", {})
-    but_for_keys, len_kv = _but_for_keys(key)
-    known = alike.get(but_for_keys)
-    if known is not None:
-        return kept(plans, key, known.with_keys(len_kv))
-    plan = Plan(q, k, v, *options)
-    if len_kv > 1 and plan.call is not None:
-        kept(alike, but_for_keys, plan)
+    def planned(found: Sequence[Any], _: Any) -> tuple[Any, ...]:
+        return plan.numbers(found[0], found[1], found[2], causal, scale, layout, modifiers, found[3:])
+
+    sized_plans("plans").learn((causal, scale, layout, modifiers, loaded.kernels.generation), (q, k, v, *tensors), plan, planned)
     return kept(plans, key, plan)
 
 
-def _but_for_keys(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], int]:
-    """A signature without the number of keys, and that number: 0 where k and v do not agree in it, or there is none.
-
-    Strides mean nothing along a dimension of size 1: a call of one key is like no other.
-    """
-    of_q, of_k, of_v, *others = key
-    row, head = LAYOUTS.get(key[-2], (1, 2))
-    if len(of_k) == len(of_v) == 4 and of_k[:3] == of_v[:3] and of_k[row] > 1:
-        return (of_q, of_k[0], of_k[head], of_k[3], of_v[3], *others), of_k[row]
-    return (), 0
+def sized_plans(name: str, of_heads: int = 3) -> SizedPlans:
+    """This thread's of a kind of plans."""
+    every: dict[str, SizedPlans] = _LOCAL.__dict__.setdefault("sized", {})
+    return every.get(name) or every.setdefault(name, SizedPlans(of_heads))
 
 
 def _plans() -> dict[tuple[Any, ...], Plan]:
     """This thread's."""
-    plans: dict[tuple[Any, ...], Plan] = _LOCAL.__dict__.setdefault("plans", {})
-    return plans
+    return _LOCAL.__dict__.setdefault("plans", {})  # type: ignore[no-any-return]
 
 
 def kept(plans: dict[tuple[Any, ...], _Plan], key: tuple[Any, ...], plan: _Plan) -> _Plan:

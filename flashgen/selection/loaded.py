@@ -60,14 +60,15 @@ class Kernels:
         """
         kernel = self.cached(problem, workload, gpu, excluded, any_length)
         if kernel is None:
-            sources_then = self._sources()
+            sources_then = self.sources()
             kernel = self._choose(problem, workload, gpu, excluded, any_length)
             recorded = recorded_workloads(problem, gpu.device, excluded | families_not_asked())
             if workload not in recorded:
                 with self._lock:
-                    if sources_then == self._sources():
-                        key = (problem, bucket_sizes(workload), gpu.ordinal, excluded)
-                        self._buckets[key] = _Bucket(kernel, recorded, sources_then)
+                    if sources_then == self.sources():
+                        sizes = bucket_sizes(workload)
+                        recorded = frozenset(other for other in recorded if bucket_sizes(other) == sizes)
+                        self._buckets[problem, sizes, gpu.ordinal, excluded] = _Bucket(kernel, recorded, sources_then)
         return kernel
 
     def cached(self, problem: Problem, workload: Workload, gpu: Gpu, excluded: frozenset[str], any_length: bool) -> Kernel | None:
@@ -76,11 +77,22 @@ class Kernels:
         The answer is the same as long as imports and records are what they were then, unless this very workload has a record.
         """
         found = self._buckets.get((problem, bucket_sizes(workload), gpu.ordinal, excluded))
-        if found is None or (found.recorded and workload in found.recorded and not any_length) or found.sources != self._sources():
+        if found is None or (found.recorded and workload in found.recorded and not any_length) or found.sources != self.sources():
             return None
         return found.kernel
 
-    def _sources(self) -> tuple[object, ...]:
+    def chooses_alike(self, kernel: Kernel, problem: Problem, known: Workload, workload: Workload) -> bool:
+        """Whether a workload gets the kernel that one which is known got by its bucket, without excluded families, while `sources` stay.
+
+        Of `Size`s: from there on they are of that bucket, and the workload has no record of its own.
+        """
+        sizes = bucket_sizes(known)
+        found = self._buckets.get((problem, sizes, kernel.gpu.ordinal, frozenset()))
+        if found is None or found.kernel is not kernel or found.sources != self.sources() or known in found.recorded:
+            return False
+        return bucket_sizes(workload) == sizes and not any(workload == other for other in found.recorded)
+
+    def sources(self) -> tuple[object, ...]:
         """What a choice follows from beside the call: differs from what it was earlier once imports or records may have changed."""
         own = sources.own_records()
         return self.generation, own, own.generation, sources.shipped_records()

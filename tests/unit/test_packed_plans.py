@@ -23,7 +23,7 @@ from flashgen.codegen.modifier import NO_MODIFIERS, Given
 from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
-from flashgen.launch import gpu, packed_arguments, packed_plan
+from flashgen.launch import gpu, packed_arguments
 from flashgen.launch.packed_arguments import PackedTokens
 from flashgen.launch.packed_gradients import PackedGradientPlan
 from flashgen.launch.packed_plan import PackedPlan, PackedTensors
@@ -36,7 +36,6 @@ from tools.call_overhead import ON, OnGpu
 
 ROOT = Path(__file__).parents[2]
 GPU = Gpu(0, find_device("h200"), "uuid", "580.1")
-MOST_CALLS = 37  # of Python functions for other tokens: 36 when this was written, of which 13 are of tensors that are made up
 Arguments = tuple[PackedTensors, PackedOptions]
 USED = {"seqused_q": (True, False), "seqused_kv": (False, True)}
 
@@ -97,7 +96,7 @@ def no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def made_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Plans that are objects of no use."""
-    monkeypatch.setattr(packed, "PackedPlan", lambda *_: SimpleNamespace(run=object(), call=None, before=None))
+    monkeypatch.setattr(packed, "PackedPlan", lambda *_: SimpleNamespace(run=object(), bound=None, met=True, before=None))
 
 
 def plan_of(tensors: PackedTensors, options: PackedOptions) -> Any:
@@ -307,34 +306,6 @@ def test_without_sequences_no_kernel_runs(bound: list[Bound]) -> None:
     assert bound == []
 
 
-CHANGES: list[dict[str, Any]] = [
-    {"tokens_q": 33},
-    {"tokens_kv": 7},
-    {"tokens_q": 50, "tokens_kv": 51, "max_q": 17, "max_kv": 19},
-    {"max_q": 1000},
-    {"tokens_q": 1},
-    {"tokens_kv": 1},
-    {"tokens_kv": 0},
-]
-
-
-@pytest.mark.parametrize("changes", CHANGES)
-@pytest.mark.parametrize("gap", [0, 8])
-def test_another_number_of_tokens_is_the_same_call_as_if_planned_anew(bound: list[Bound], changes: dict[str, Any], gap: int) -> None:
-    modified: dict[str, Any] = {
-        "modifiers": Given(("alibi", "window"), (("window_left", 4), ("window_right", 0))),
-        "scale": 0.3,
-        "gap": gap,
-    }
-    modified["others"] = (torch.zeros(4),)
-    plan_of(*given(OnGpu, **modified))
-    plan_of(*given(OnGpu, **modified, **changes))
-    plans._LOCAL.__dict__.clear()
-    plan_of(*given(OnGpu, **modified, **changes))
-    assert len(bound) == 3
-    assert bound[1].call == bound[2].call
-
-
 @pytest.mark.parametrize("changes", [{"tokens_q": 33, "tokens_kv": 7}, {"tokens_kv": 51, "max_q": 9}, {"tokens_q": 50, "max_q": 1000}])
 def test_tensors_of_scores_keep_their_keys_whatever_the_tokens(bound: list[Bound], changes: dict[str, Any]) -> None:
     """Here for all queries, whose expected number may change."""
@@ -349,18 +320,9 @@ def test_tensors_of_scores_keep_their_keys_whatever_the_tokens(bound: list[Bound
     assert bound[0].call.views["mask"].sizes[3] == bound[1].call.views["mask"].sizes[3] == 40
 
 
-def test_checks_are_left_out_for_other_tokens_alone(bound: list[Bound], monkeypatch: pytest.MonkeyPatch) -> None:
-    checked: list[int] = []
-
-    def check(*arguments: Any) -> Any:
-        checked.append(len(arguments))
-        return packed_arguments.check_packed_call(*arguments)
-
-    monkeypatch.setattr(packed_plan, "check_packed_call", check)
-    plan_of(*given(OnGpu))
-    for tokens in (33, 34, 35):
+def test_other_tokens_are_still_checked(bound: list[Bound]) -> None:
+    for tokens in (20, 33, 34, 35):
         plan_of(*given(OnGpu, tokens_q=tokens, tokens_kv=tokens + 1, max_q=tokens))
-    assert len(checked) == 1
     for changes, message in (
         ({"tokens_kv": 40, "tokens_v": 41}, r"^v must have k's tokens 40; got 41"),
         ({"max_q": -1}, r"^max_seqlen_q must be an integer from 0"),
@@ -368,7 +330,6 @@ def test_checks_are_left_out_for_other_tokens_alone(bound: list[Bound], monkeypa
     ):
         with pytest.raises(ArgumentError, match=message):
             plan_of(*given(OnGpu, **changes))
-    assert len(checked) == 4
     assert isinstance(plan_of(*given(OnGpu)), PackedPlan)
 
 
@@ -383,18 +344,11 @@ def python_calls(call: Callable[[], object]) -> list[str]:
     return found[1:]
 
 
-def test_other_tokens_take_little_python(bound: list[Bound]) -> None:
-    plan_of(*given(OnGpu))
-    tensors, options = given(OnGpu, tokens_q=33, tokens_kv=44, max_q=9)
-    found = python_calls(lambda: plan_of(tensors, options))
-    assert len(found) <= MOST_CALLS, found
-
-
 @pytest.mark.skipif(not knows_tensors, reason="this PyTorch has no guards that tell tensors apart")
 def test_a_known_call_makes_no_calls_of_python_but_for_what_it_does(bound: list[Bound]) -> None:
     tensors, options = given(used="seqused_q")
     run = plan_of(*given(OnGpu, used="seqused_q")).run
-    plans.kept(packed._plans(), packed._signature(tensors, options), SimpleNamespace(run=run, call=None, before=None))  # type: ignore[misc]
+    plans.kept(packed._plans(), packed._signature(tensors, options), SimpleNamespace(run=run, bound=None, met=True, before=None))  # type: ignore[misc]
     assert at_hand(tensors, options) is run
     arguments = (*options,)
     assert python_calls(lambda: packed_run_at_hand(tensors, *arguments)) == ["packed_run_at_hand", "no_modes"]

@@ -74,7 +74,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
             return len(seen), None
 
         seen.append(("made", *arguments[6:]))
-        return SimpleNamespace(run=run, call=None, before=None, before_differentiable=None)
+        return SimpleNamespace(run=run, bound=None, met=True, before=None, before_differentiable=None)
 
     monkeypatch.setattr(plans, "_LOCAL", plans._OfThread())
     monkeypatch.setattr(plans, "Plan", plan)

@@ -108,7 +108,7 @@ def no_plans(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that has called nothing yet, and plans that are objects of no use."""
 
     def made(*arguments: Any) -> Any:
-        return SimpleNamespace(arguments=arguments, run=object(), call=None, before=None, before_differentiable=None)
+        return SimpleNamespace(arguments=arguments, run=object(), bound=None, met=True, before=None, before_differentiable=None)
 
     monkeypatch.setattr(plans, "_LOCAL", plans._OfThread())
     monkeypatch.setattr(plans, "Plan", made)
@@ -313,7 +313,7 @@ def test_a_plan_gives_a_program_its_buffers(into: Into, monkeypatch: pytest.Monk
     assert made.bound is not None
     kinds = (BufferKind.CALL, BufferKind.STREAM_COUNTER, BufferKind.CALL_ZEROED, BufferKind.CALL)
     buffers = [Buffer(f"b{i}", size, kind) for i, (size, kind) in enumerate(zip((400, 12, 8, 600), kinds, strict=True))]
-    made.bound.enqueue = made.bound._with_buffers(buffers)
+    made.bound.enqueue = made.bound._with_buffers(bound._memory(buffers))
     made.run = gpu._runner(made.index, made.dtype, made.outputs, made.bound)
     monkeypatch.setattr(
         bound, "tile_counters", SimpleNamespace(address=lambda device, stream, count: 1000 * device + 10 * count + stream - 30)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import math
 from dataclasses import dataclass
 from functools import lru_cache
 
+from flashgen.codegen.sizes import common_divisor, of_sizes
 from flashgen.codegen.workload import Workload
 
 LEAST_SHARE = 0.75  # of the SMs: so many copy nearly as fast as all of them, and lose less than cutting heads costs calls of some 100 us
@@ -44,7 +44,6 @@ class RowTiles:
         return self.head_sets * self.query_tiles
 
 
-@lru_cache(maxsize=2**10)
 def row_tiles(group: int, len_q: int, most_rows: int) -> RowTiles:
     """Tiles of equal size, as few as may be. A group's heads come first: all of them, if they fit."""
     head_sets = -(-group // most_rows)
@@ -58,6 +57,7 @@ def tiles_of(workload: Workload, most_rows: int) -> RowTiles:
     return row_tiles(workload.heads_q // max(1, workload.heads_kv), workload.len_q, most_rows)
 
 
+@of_sizes
 @lru_cache(maxsize=2**12)
 def blocks_for(heads: int, batch: int, key_tiles: int, sm_count: int) -> int:
     """Thread blocks among which `heads` heads of `batch` sequences, `key_tiles` each, are shared: at most one an SM, and a tile at least.
@@ -75,4 +75,4 @@ def blocks_for(heads: int, batch: int, key_tiles: int, sm_count: int) -> int:
 
 def aligned_shares(heads: int, blocks: int) -> int:
     """How many shares begin at the same key of different heads of a sequence: see `own_share`."""
-    return max(1, math.gcd(heads, blocks))
+    return max(1, common_divisor(heads, blocks))

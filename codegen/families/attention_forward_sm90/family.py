@@ -183,7 +183,7 @@ class AttentionForwardSm90(Family):
         if problem.is_packed:
             return self._packed_program(config, call, device)
         values = tile_values(problem, config, call.workload)
-        grid = min(int(values["tiles"]), self.blocks_per_sm(problem, config) * device.sm_count)
+        grid = min(work_tiles(config, call.workload), self.blocks_per_sm(problem, config) * device.sm_count)
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
         values |= page_values(call, config.block_kv) if problem.is_cached else {}
         values |= {"batches": batch, "batches_reciprocal": reciprocal(batch)} if reads_scores(problem) else {}

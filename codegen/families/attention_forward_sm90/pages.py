@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 
 from flashgen.codegen.attention import reciprocal
@@ -11,6 +10,7 @@ from flashgen.codegen.modifiers import kind_of
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Problem
+from flashgen.codegen.sizes import common_divisor
 from flashgen.codegen.workload import Workload
 
 from .config import AttentionForwardSm90Config, Scheduler
@@ -65,4 +65,4 @@ def tile_boxes(problem: Problem, workload: Workload, block_kv: int) -> int:
     """Boxes of a key tile, of usual pages where a workload has none, as a bucket; 0 without a cache."""
     if not problem.is_cached:
         return 0
-    return block_kv // (box_keys(workload, block_kv) if workload.page_size else math.gcd(block_kv, USUAL_PAGE))
+    return block_kv // (box_keys(workload, block_kv) if workload.page_size else common_divisor(block_kv, USUAL_PAGE))

@@ -1,0 +1,233 @@
+"""`SizedPlans`: the plans of calls that differ in sizes alone, which are made from one another by functions of sizes (codegen/sizes.py).
+
+A call of sizes that nobody has met is planned in full, and once more with sizes that remember how numbers came about. What that gives is a
+way: a function from sizes to all numbers of a plan, for those sizes that pass all comparisons as the first ones did. It is planning itself
+that was recorded, with its checks and its limits, so a plan by a way is the one that planning would make, as long as records and imports
+are what they were. Which entries of shapes and strides are sizes follows from the calls: those that have differed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.sizes import function_of_sizes
+
+from ..selection import loaded
+from .private_names import form_guard, knows_tensors
+from .sized_tensor import SizedTensor
+
+# Plans that a form keeps: the first ones. If it dropped old ones for new ones, each would in time cost the collector of garbage more than
+# it takes to make.
+_MOST_PLANS = 512
+_MOST_KINDS = 128  # beyond that the oldest half is dropped
+_MOST_FORMS, _MOST_WAYS = 4, 32  # of a kind, and of a form
+_MOST_RECORDED = 256  # of a kind: whose calls find no way again and again gives up
+
+Numbers = tuple[Any, ...]
+_Entries = frozenset[tuple[int, int, int]]  # each of which tensor, 0 for its shape or 1 for its strides, and of which dimension
+
+
+class Sized(Protocol):
+    """A plan. It has a kernel, unless there is nothing to compute, and then nobody learns from it."""
+
+    bound: Any
+
+    def with_numbers(self, *numbers: Any) -> Any:
+        """The plan of another call, by what planning gives for it."""
+
+
+class _Way:
+    """A plan, and the function that gives the numbers of another one. sources: what holds as long as these do."""
+
+    __slots__ = ("numbers", "plan", "sources")
+
+    def __init__(self, plan: Sized, numbers: Callable[..., Numbers | None]) -> None:
+        self.plan, self.numbers, self.sources = plan, numbers, loaded.kernels.sources()
+
+
+class _Form:
+    """Calls whose tensors differ in some entries of shapes and strides alone. known: plans of those that were met, `last` the last one.
+
+    fits: whether tensors, each once, are those of such a call; twins: places of those that are there twice
+    """
+
+    __slots__ = ("_distinct", "_shaped", "_strided", "_twins", "fits_distinct", "known", "last", "ways")
+
+    def __init__(self, tensors: Sequence[torch.Tensor], twins: tuple[tuple[int, int], ...], varying: _Entries) -> None:
+        again = {second for _, second in twins}
+        self._twins, self._distinct = twins, [i for i in range(len(tensors)) if i not in again]
+        self._shaped = [i for i in self._distinct if any((i, 0) == one[:2] for one in varying)]
+        self._strided = [i for i in self._distinct if any((i, 1) == one[:2] for one in varying)]
+        self.fits_distinct = form_guard([tensors[i] for i in self._distinct], [_varying_of(i, varying) for i in self._distinct])
+        self.known: dict[Numbers, Any] = {}
+        self.last: tuple[Numbers, Any] = (), None
+        self.ways: list[_Way] = []
+
+    def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        if not self._twins:
+            return self.fits_distinct(*tensors)
+        for first, second in self._twins:
+            if tensors[first] is not tensors[second]:
+                return False
+        return self.fits_distinct(*[tensors[i] for i in self._distinct])
+
+    def sizes(self, tensors: Sequence[torch.Tensor], numbers: Numbers) -> Numbers:
+        """Shapes and strides that have varying entries, and numbers."""
+        return (*[tensors[i].shape for i in self._shaped], *[tensors[i].stride() for i in self._strided], numbers)
+
+    def plan(self, tensors: Sequence[torch.Tensor], numbers: Numbers) -> Any:
+        """The plan of a call that fits; None if it must be made in full."""
+        sizes = self.sizes(tensors, numbers)
+        last, plan = self.last
+        if last != sizes:
+            plan = self.known.get(sizes)
+        if plan is not None or not self.ways:
+            return plan
+        sources = loaded.kernels.sources()
+        for at, way in enumerate(self.ways):
+            try:
+                found = way.numbers(*sizes)
+                if found is None:
+                    continue
+                if way.sources != sources:
+                    self.ways.clear()
+                    return None
+                plan = way.plan.with_numbers(*found)
+            except (ArithmeticError, ArgumentError):  # planning it in full says what is wrong
+                continue
+            if at:
+                self.ways.insert(0, self.ways.pop(at))
+            return self.keep(sizes, plan)
+        return None
+
+    def keep(self, sizes: Numbers, plan: Any) -> Any:
+        """The plan, which is known from now on, or until the next one."""
+        self.last = sizes, plan
+        if len(self.known) < _MOST_PLANS:
+            self.known[sizes] = plan
+        return plan
+
+    def learn(
+        self, tensors: Sequence[torch.Tensor], numbers: Numbers, plan: Sized, planned: Callable[..., Numbers], varying: _Entries
+    ) -> None:
+        """Adds the way of a plan that was made in full. planned: see `SizedPlans.learn`."""
+        sizes = self.sizes(tensors, numbers)
+        self.keep(sizes, plan)
+        shaped, strided = self._shaped, self._strided
+
+        def recorded(*given: Numbers) -> Numbers:
+            shapes, strides = dict(zip(shaped, given, strict=False)), dict(zip(strided, given[len(shaped) :], strict=False))
+            found = []
+            for i, tensor in enumerate(tensors):
+                own = next((first for first, second in self._twins if second == i), i)
+                entries: list[list[Any]] = []
+                for which, of, plain in ((0, shapes, tensor.shape), (1, strides, tensor.stride())):
+                    entries.append([of[own][j] if (own, which, j) in varying else entry for j, entry in enumerate(plain)])
+                found.append(SizedTensor(entries[0], entries[1], tensor.dtype, tensor.device))
+            return planned(found, tuple(None if n is None else size for n, size in zip(numbers, given[-1], strict=True)))
+
+        try:
+            way = _Way(plan, function_of_sizes(recorded, sizes))
+        except Exception:  # a call that has been planned must not fail because nobody can learn from it; a test knows what can be recorded
+            return
+        del self.ways[_MOST_WAYS - 1 :]
+        self.ways.insert(0, way)
+
+
+class _Kind:
+    """Calls that may be of one form. entries: shapes and strides of the first one; varying: which entries have differed."""
+
+    __slots__ = ("entries", "forms", "recorded", "varying")
+
+    def __init__(self, entries: Numbers) -> None:
+        self.entries, self.forms, self.recorded = entries, list[_Form](), 0
+        self.varying: _Entries = frozenset()
+
+
+class SizedPlans:
+    """A thread's, of one operator."""
+
+    def __init__(self, of_heads: int = 3) -> None:
+        """of_heads: of so many tensors, the first ones, the last dimension is a head's, for which kernels are made."""
+        self._of_heads = of_heads
+        self._forms: dict[Hashable, list[_Form]] = {}
+        self._kinds: dict[Hashable, _Kind] = {}
+
+    def find(self, options: Hashable, tensors: Sequence[torch.Tensor], numbers: Numbers = ()) -> Any:
+        """The plan of a call like others but for its sizes, if it is known or there is a way to it.
+
+        options: all that decides a plan beside tensors that are there; numbers: but for these, which are sizes or None
+        """
+        forms = self._forms.get(options)
+        if forms is not None:
+            for at, form in enumerate(forms):
+                if form.fits(tensors):
+                    if at:
+                        forms.insert(0, forms.pop(at))
+                    return form.plan(tensors, numbers)
+        return None
+
+    def learn(
+        self, options: Hashable, tensors: Sequence[torch.Tensor], plan: Sized, planned: Callable[..., Numbers], numbers: Numbers = ()
+    ) -> None:
+        """Remembers a plan that was made in full: the second of a kind, and each further one, gives a way to others.
+
+        planned: what `plan.with_numbers` takes of `SizedTensor`s in place of the tensors, and of such numbers
+        """
+        if not knows_tensors or plan.bound is None or not {*map(type, numbers)} <= {int, type(None)}:
+            return
+        twins = tuple((i, j) for j, one in enumerate(tensors) for i in range(j) if tensors[i] is one)
+        of_tensors = tuple(
+            (one.dtype, one.device, one.ndim, one.requires_grad, one.shape[-1] if i < self._of_heads and one.ndim else 0)
+            for i, one in enumerate(tensors)
+        )
+        key = (options, of_tensors, twins, tuple(number is None for number in numbers))
+        entries = tuple((tuple(one.shape), one.stride()) for one in tensors)
+        kind = self._kinds.get(key)
+        if kind is None:
+            _drop_old(self._kinds, _MOST_KINDS)
+            self._kinds[key] = _Kind(entries)
+            return
+        kind.recorded += 1
+        if kind.recorded > _MOST_RECORDED:
+            return
+        varying = kind.varying | _different(kind.entries, entries)
+        _drop_old(self._forms, _MOST_KINDS)
+        forms = self._forms.setdefault(options, [])
+        if varying != kind.varying:
+            forms[:] = [form for form in forms if form not in kind.forms]
+            kind.varying, kind.forms = varying, []
+        form = next((form for form in kind.forms if form.fits(tensors)), None)
+        if form is None:  # of other numbers alone, or seen from elsewhere in PyTorch's dispatcher
+            form = _Form(tensors, twins, varying)
+            for old in kind.forms[_MOST_FORMS - 1 :]:
+                forms.remove(old)
+            kind.forms = [form, *kind.forms[: _MOST_FORMS - 1]]
+            forms.insert(0, form)
+        form.learn(tensors, numbers, plan, planned, varying)
+
+
+def _different(some: Numbers, others: Numbers) -> _Entries:
+    """Which entries of shapes and strides differ."""
+    return frozenset(
+        (i, which, dim)
+        for i, (one, other) in enumerate(zip(some, others, strict=True))
+        for which in (0, 1)
+        for dim, (entry, their) in enumerate(zip(one[which], other[which], strict=True))
+        if entry != their
+    )
+
+
+def _varying_of(i: int, varying: _Entries) -> tuple[set[int], set[int]]:
+    """Dimensions of a tensor whose sizes, and whose strides, vary."""
+    return {dim for at, which, dim in varying if (at, which) == (i, 0)}, {dim for at, which, dim in varying if (at, which) == (i, 1)}
+
+
+def _drop_old(kept: dict[Any, Any], most: int) -> None:
+    if len(kept) >= most:
+        for old in list(kept)[: most // 2]:
+            del kept[old]

@@ -1,0 +1,319 @@
+"""Plans of sizes not met before, made by functions of sizes: what they launch is what planning anew would, for all operations."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen.build.gpu import kernel as gpu_kernel
+from flashgen.codegen import sizes
+from flashgen.codegen.modifier import NO_MODIFIERS, Given
+from flashgen.launch import bound, sized_plans
+from flashgen.launch import gpu as launch_gpu
+from flashgen.launch import gradients as launch_gradients
+from flashgen.launch.append_arguments import AppendTensors
+from flashgen.launch.packed_arguments import PackedTokens
+from flashgen.launch.private_names import knows_tensors
+from flashgen.operators import append, cached_plans, packed, packed_gradients, plans
+from flashgen.operators.cached_plans import APPENDED, BATCH_IDX, K_DESCALE, LEFTPAD, ROTARY, TABLE, V_DESCALE, CachedOptions
+from flashgen.operators.gradient_plans import gradient_plan_for
+from flashgen.operators.packed import PackedOptions
+from tools import call_overhead
+
+pytestmark = pytest.mark.skipif(not knows_tensors, reason="this PyTorch has no guards that tell tensors apart")
+CALLS = 48  # of each kind, of which most differ in their sizes alone
+AT = 2**20  # where all that a call allocates begins, as it does for planning anew
+MEMORY = torch.zeros(2**28, dtype=torch.bfloat16)  # in which tensors of all sizes are
+WINDOW = Given(("window",), (("window_left", 100), ("window_right", 0)))
+
+Log = list[Any]
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Log:
+    """What was allocated and launched, on an H200 that is made up, and tensors in main memory that are said to be on it."""
+    call_overhead.pretend("h200", tmp_path, monkeypatch.setattr)
+    found: Log = []
+
+    def noting(answer: Any, *facts: str) -> Callable[..., Any]:
+        def note(*given: Any, count: int = 1) -> Any:
+            found.append([getattr(given[0], fact) for fact in facts] if facts else (given, count))
+            return answer
+
+        return note
+
+    memory, driver = SimpleNamespace(data_ptr=lambda: AT), gpu_kernel.driver()  # type: ignore[attr-defined]
+    patches: tuple[tuple[Any, str, Any], ...] = (
+        *((module, "empty_strided", noting(memory)) for module in (launch_gpu, bound, launch_gradients)),
+        (bound, "_zeros", noting(memory)),
+        (bound, "tile_counters", SimpleNamespace(address=lambda device, stream, count=1: noting(AT)(count=count))),
+        (driver, "cuLaunchKernel", lambda *given: noting((0,))(*given[:-2])),  # without the address of parameters
+        (driver, "cuLaunchKernelEx", noting((0,), "gridDimX", "blockDimX", "sharedMemBytes", "numAttrs")),
+        (launch_gradients, "gpu", lambda ordinal: launch_gpu.gpu_of(MEMORY)),
+        (launch_gradients, "require_context", lambda ordinal: None),
+        (launch_gradients, "current_device", lambda: 0),
+        (launch_gradients, "current_stream", lambda index: 0),
+        (torch.autograd.graph, "increment_version", lambda tensors: None),
+        (plans, "_LOCAL", plans._OfThread()),
+        (torch.Tensor, "device", call_overhead.ON),
+        (torch.Tensor, "is_cuda", True),
+    )
+    for owner, name, value in patches:
+        monkeypatch.setattr(owner, name, value)
+    return found
+
+
+def tensor(*shape: int, dtype: torch.dtype = torch.bfloat16, gap: int = 0, swapped: bool = False) -> torch.Tensor:
+    """Of that shape, with so many elements behind each row; swapped: the two dimensions in the middle lie the other way round."""
+    widths = [*shape[:-1], shape[-1] + gap]
+    if swapped:
+        widths[1], widths[2] = widths[2], widths[1]
+    strides = [1] * len(widths)
+    for dim in range(len(widths) - 1, 0, -1):
+        strides[dim - 1] = strides[dim] * max(1, widths[dim])
+    if swapped:
+        strides[1], strides[2] = strides[2], strides[1]
+    return MEMORY.view(dtype)[:1].as_strided(shape, strides, 0)
+
+
+def ints(*shape: int) -> torch.Tensor:
+    return tensor(*shape, dtype=torch.int32)
+
+
+Called = Callable[[], Any]  # the plan of a call, which it runs
+
+
+def dense(draw: random.Random, options: dict[str, Any], backward: bool) -> Called:
+    """Of other sizes each time: `options` is what stays the same."""
+    heads_kv, group, d, layout = options.get("heads_kv", 2), options.get("group", 2), options.get("d", 64), options.get("layout", "bshd")
+    batch, len_q, len_kv = draw.choice([1, 2, 2, 3]), draw.choice([1, 2, draw.randint(300, 600)]), draw.randint(700, 1500)
+    heads, swapped, gap = heads_kv * group, layout == "bhsd" and draw.random() < 0.5, draw.choice([0, 0, 8])
+
+    def laid(length: int, count: int) -> torch.Tensor:
+        shape = (batch, length, count, d) if layout == "bshd" else (batch, count, length, d)
+        return tensor(*shape, gap=gap, swapped=swapped)
+
+    q, k, v = laid(len_q, heads), laid(len_kv, heads_kv), laid(len_kv, heads_kv)
+    modifiers = options.get("modifiers", NO_MODIFIERS)
+    made = {
+        "alibi": lambda: tensor(heads, dtype=torch.float32),
+        "bias": lambda: tensor(draw.choice([1, batch]), heads, len_q, len_kv + -len_kv % 8)[..., :len_kv],
+        "boolean_mask": lambda: tensor(batch, 1, len_q, len_kv, dtype=torch.bool),
+        "prefix_len": lambda: ints(batch),
+        "sinks": lambda: tensor(heads, dtype=torch.float32),
+    }
+    tensors = tuple(made[name]() for name in modifiers.names if name in made)
+    given: Any = options.get("causal", True), options.get("scale"), layout
+    if not backward:
+
+        def forward() -> Any:
+            causal, scale, layout = given
+            plan = plans.plan_for(q, k, v, causal, scale, layout, modifiers, tensors)
+            plan.run(q, k, v, True, *tensors)
+            return plan
+
+        return forward
+    out, d_out = tensor(*q.shape), tensor(*q.shape)[:]
+    lse = tensor(batch, heads, len_q, dtype=torch.float32)
+    d_lse = tensor(batch, heads, len_q, dtype=torch.float32) if options.get("d_lse") else None
+
+    def gradients() -> Any:
+        saved = q, k, v, out, lse, d_out, d_lse
+        plan = gradient_plan_for(*saved, *given, options.get("deterministic", False), modifiers, tensors, False)
+        plan(*saved, *tensors)
+        return plan
+
+    return gradients
+
+
+def packed_call(draw: random.Random, options: dict[str, Any], backward: bool) -> Called:
+    heads_kv, group, d = options.get("heads_kv", 2), options.get("group", 2), options.get("d", 64)
+    batch, tokens_q, tokens_kv = (
+        draw.choice([1, 16, draw.randint(9, 16)]),
+        draw.choice([1, *[draw.randint(4000, 9000)] * 5]),
+        draw.randint(6000, 16000),
+    )
+    gap, alike = draw.choice([0, 0, 8]), options.get("alike", False)
+    tokens_kv = tokens_q if alike else tokens_kv
+    q, k, v = (tensor(n, count, d, gap=gap) for n, count in ((tokens_q, heads_kv * group), (tokens_kv, heads_kv), (tokens_kv, heads_kv)))
+    ends = ints(batch + 1)
+    used = ints(batch) if options.get("used") else None
+    lengths = (draw.randint(0, 3000), draw.randint(0, 3000)) if options.get("hints") else (None, None)
+    modifiers = options.get("modifiers", NO_MODIFIERS)
+    tensors = tuple(tensor(heads_kv * group, dtype=torch.float32) for name in modifiers.names if name in ("alibi", "sinks"))
+    every = (q, k, v, ends, ends if alike else ints(batch + 1), used, None, *tensors)
+    told = PackedOptions(options.get("causal", True), options.get("scale"), lengths[0], lengths[1], modifiers)
+    if not backward:
+
+        def forward() -> Any:
+            plan = packed.packed_plan_for(every, told)
+            plan.run(True, *every)
+            return plan
+
+        return forward
+    out, d_out = (tensor(tokens_q, heads_kv * group, d) for _ in "od")
+    lse = tensor(heads_kv * group, tokens_q, dtype=torch.float32)
+
+    def gradients() -> Any:
+        saved = q, k, v, out, lse, d_out, None
+        of_tokens: Any = every[3:7]
+        tokens = PackedTokens(*of_tokens, *lengths)
+        given = *saved, tokens, told.causal, told.scale, options.get("deterministic", False), modifiers, tensors
+        plan = packed_gradients._plan_for(False, *given)
+        plan(*saved, tokens, *tensors)
+        return plan
+
+    return gradients
+
+
+def cached(draw: random.Random, options: dict[str, Any], backward: bool) -> Called:
+    heads_kv, group, d, there = options.get("heads_kv", 2), options.get("group", 4), options.get("d", 64), options.get("there", TABLE)
+    batch, len_q, new = (
+        draw.choice([1, 900, *[draw.randint(5, 8)] * 4]),
+        draw.choice([1, 1, 1, 2, draw.randint(1, 70)]),
+        draw.choice([1, 5]),
+    )
+    page_size, width = draw.choice(options.get("page_sizes", [64])), draw.choice([1, *[draw.randint(17, 40)] * 5])
+    pages = draw.choice([2000, 2000, 1100])
+    kind = torch.float8_e4m3fn if there & (K_DESCALE | V_DESCALE) else torch.bfloat16
+    gap = draw.choice([0, 0, 16])
+    q = tensor(batch, len_q, heads_kv * group, d, gap=draw.choice([0, 8]))
+    caches = [tensor(pages, page_size, heads_kv, d, dtype=kind, gap=gap) for _ in "kv"]
+    modifiers = options.get("modifiers", NO_MODIFIERS)
+    of_modifiers = [tensor(heads_kv * group, dtype=torch.float32) for name in modifiers.names if name in ("alibi", "sinks")]
+    table = ints(batch, 50)[:, :width] if draw.random() < 0.5 else ints(batch, width)
+    found = [ints(batch)]
+    for bit, one in ((TABLE, table), (BATCH_IDX, ints(batch)), (LEFTPAD, ints(batch))):
+        found += [one] if there & bit else []
+    for bit in (K_DESCALE, V_DESCALE):
+        found += [tensor(batch, heads_kv, dtype=torch.float32)] if there & bit else []
+    found += of_modifiers
+    if there & APPENDED:
+        found += [tensor(batch, new, heads_kv, d) for _ in "kv"]
+    if there & ROTARY:
+        found += [tensor(4096, d // 2, dtype=torch.float32) for _ in "cs"]
+    told = CachedOptions(there, options.get("causal", True), None, modifiers, options.get("batch_invariant", False))
+    told = told._replace(rotary_interleaved=bool(there & ROTARY), by_query=bool(there & ROTARY))
+    tensors = [q, *caches, *found]
+
+    def call() -> Any:
+        plan = cached_plans.cached_plan_for(tensors, told)  # of what appends, too
+        plan.run(True, *tensors)
+        return plan
+
+    return call
+
+
+def appended(draw: random.Random, options: dict[str, Any], backward: bool) -> Called:
+    batch, new, len_q, d = draw.randint(100, 300), draw.choice([1, draw.randint(5, 9)]), draw.randint(3, 5), 64
+    width, rotates = draw.choice([1, draw.randint(10, 30)]), options.get("rotates", False)
+    caches = [tensor(2000, 16, 2, d) for _ in "kv"]
+    k, v = (tensor(batch, new, 2, d, gap=draw.choice([0, 8])) for _ in "kv")
+    cos = tensor(512, 16, dtype=torch.float32) if rotates else None
+    q = tensor(batch, len_q, 8, d) if rotates else None
+    sin = tensor(512, 16, dtype=torch.float32) if rotates else None
+    tensors = AppendTensors(caches[0], caches[1], k, v, ints(batch), ints(batch, width), q, cos, sin)
+
+    def call() -> Any:
+        plan = append.append_plan_for(tensors, True, rotates)
+        plan.run(*tensors)
+        return plan
+
+    return call
+
+
+KINDS: dict[str, tuple[Callable[..., Called], dict[str, Any], bool]] = {
+    "dense": (dense, {}, False),
+    "dense, one head": (dense, {"heads_kv": 1, "group": 1, "causal": False}, False),
+    "dense, groups": (dense, {"group": 8, "d": 128, "scale": 0.3}, False),
+    "dense, heads first": (dense, {"layout": "bhsd"}, False),
+    "dense, a window": (dense, {"modifiers": WINDOW}, False),
+    "dense, slopes": (dense, {"modifiers": Given(("alibi",))}, False),
+    "dense, a bias": (dense, {"modifiers": Given(("bias",))}, False),
+    "dense, a mask": (dense, {"modifiers": Given(("boolean_mask",)), "causal": False}, False),
+    "dense, prefixes": (dense, {"modifiers": Given(("prefix_len",))}, False),
+    "dense backward": (dense, {"group": 4}, True),
+    "dense backward, deterministic": (dense, {"deterministic": True, "d_lse": True}, True),
+    "dense backward, wide": (dense, {"d": 256, "causal": False}, True),
+    "dense backward, sinks": (dense, {"modifiers": Given(("sinks",)), "group": 1}, True),
+    "packed": (packed_call, {}, False),
+    "packed, groups": (packed_call, {"group": 8, "causal": False, "d": 128, "used": True}, False),
+    "packed, hints": (packed_call, {"hints": True, "alike": True}, False),
+    "packed, slopes in a window": (packed_call, {"modifiers": Given(("alibi", "window"), WINDOW.sizes)}, False),
+    "packed backward": (packed_call, {"hints": True}, True),
+    "packed backward, deterministic": (packed_call, {"deterministic": True, "alike": True, "d": 128, "group": 1}, True),
+    "cached": (cached, {}, False),
+    "cached, pages of several sizes": (cached, {"page_sizes": [1, 40, 48, 64, 64], "d": 128}, False),
+    "cached, without a table": (cached, {"there": LEFTPAD, "page_sizes": [100, 500]}, False),
+    "cached, an entry each": (cached, {"there": BATCH_IDX, "causal": False}, False),
+    "cached, batch invariant": (cached, {"batch_invariant": True}, False),
+    "cached, a window and sinks": (cached, {"modifiers": Given(("sinks", "window"), WINDOW.sizes)}, False),
+    "cached, e4m3": (cached, {"there": TABLE | K_DESCALE | V_DESCALE}, False),
+    "cached, appended": (cached, {"there": TABLE | APPENDED}, False),
+    "cached, appended and rotated": (cached, {"there": TABLE | LEFTPAD | APPENDED | ROTARY}, False),
+    "append": (appended, {}, False),
+    "append and rotate": (appended, {"rotates": True}, False),
+}
+
+
+def launched(plan: Any) -> list[Any]:
+    """Parameters to the byte, maps and blocks of a plan that has run."""
+    every = plan.bound if isinstance(plan.bound, tuple) else (plan.bound,)
+    kernels = [one.launch.kernel.spec.name for one in every]
+    launches = [one for program in every for one in program.launch._bound]
+    return [kernels, [(one.suffix, one.grid, one.overlaps, one.numbers, bytes(one.memory._buffer), one.maps) for one in launches]]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_plan_of_other_sizes_is_that_which_planning_makes(name: str, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    make, options, backward = KINDS[name]
+    draw, by_ways = random.Random(name), 0
+    known, made = plans._LOCAL, sized_plans._Form.keep
+    ways: list[Any] = []
+
+    def keep(form: Any, sizes: Any, plan: Any) -> Any:
+        ways.append(plan)
+        return made(form, sizes, plan)
+
+    monkeypatch.setattr(sized_plans._Form, "keep", keep)
+    recorded: list[Exception | None] = []
+
+    def function_of(*given: Any) -> Any:
+        try:
+            found = sizes.function_of_sizes(*given)
+        except Exception as error:
+            recorded.append(error)
+            raise
+        recorded.append(None)
+        return found
+
+    monkeypatch.setattr(sized_plans, "function_of_sizes", function_of)
+    for _ in range(CALLS):
+        call = make(draw, options, backward)
+        monkeypatch.setattr(plans, "_LOCAL", known)
+        ways.clear()
+        log.clear()
+        plan = call()
+        is_by_way = any(one is plan for one in ways) and not any(one is plan for one in everything_kept(known))
+        found = [*log], launched(plan)
+        monkeypatch.setattr(plans, "_LOCAL", plans._OfThread())
+        log.clear()
+        anew = call()
+        assert anew is not plan
+        assert found == ([*log], launched(anew))
+        by_ways += is_by_way
+    failed = [error for error in recorded if error is not None and "does not follow from the bucket" not in str(error)]
+    assert not failed
+    assert by_ways >= CALLS // 8, f"of {CALLS} calls {by_ways} were planned by a way"
+
+
+def everything_kept(thread: Any) -> list[Any]:
+    """Plans by their whole signature: those that were made in full."""
+    of_names = ("plans", "packed_plans", "packed_gradient_plans", "cached_plans", "append_plans", "gradient_plans")
+    return [plan for name in of_names for plan in thread.__dict__.get(name, {}).values()]
