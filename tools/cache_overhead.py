@@ -27,6 +27,7 @@ from flashgen.kvcache import attention_with_kvcache
 from .modifier_overhead import WARM_UP, measured, pretend
 
 BATCH, HEADS, HEADS_KV, HEAD_DIM, PAGE, PAGES, WIDTH = 8, 32, 8, 128, 64, 256, 32
+MOST = 2**12  # sequences of calls that have new numbers of them
 
 
 def kinds(device: str, calls: int) -> dict[str, Callable[[], object]]:
@@ -39,6 +40,9 @@ def kinds(device: str, calls: int) -> dict[str, Callable[[], object]]:
     lengths = torch.full((BATCH,), 1000, device=device, dtype=torch.int32)
     wide = torch.zeros(BATCH, 2 * WIDTH + 2**14, device=device, dtype=torch.int32)  # of which a call has the first columns
     table = torch.zeros(BATCH, WIDTH, device=device, dtype=torch.int32)
+    large = torch.zeros(MOST, WIDTH, device=device, dtype=torch.int32)
+    long, queries = (torch.zeros(MOST, device=device, dtype=torch.int32), torch.zeros(MOST, *q.shape[1:], device=device, dtype=q.dtype))
+    batches = itertools.count(0, 7)
     again, new = itertools.cycle(range(WIDTH + 1, WIDTH + 1 + calls)), itertools.count(WIDTH + calls + 1)
 
     mask, tree_mask = (torch.ones(BATCH, 1, 1, keys, device=device, dtype=torch.bool) for keys in (WIDTH * PAGE, 1))
@@ -49,6 +53,10 @@ def kinds(device: str, calls: int) -> dict[str, Callable[[], object]]:
 
     def score_mod(score: Any, batch: Any, head: Any, query: Any, key: Any) -> Any:
         return score + slopes[head] * (key - lengths[batch])
+
+    def of_batch(batch: int) -> object:
+        of_table, of_lengths, of_q = large[:batch], long[:batch], queries[:batch]
+        return attention_with_kvcache(of_q, k_cache, v_cache, cache_seqlens=of_lengths, block_table=of_table, causal=True)
 
     def appended(table: torch.Tensor) -> object:
         rotary: dict[str, Any] = {"rotary_cos": cos, "rotary_sin": sin}
@@ -65,7 +73,8 @@ def kinds(device: str, calls: int) -> dict[str, Callable[[], object]]:
         "pages, again": lambda: paged(wide[:, : next(again)]),
         "pages, new": lambda: paged(wide[:, : next(new)]),
         "appended, new": lambda: appended(wide[:, : next(new)]),
-        "a slice, in the last three": lambda: wide[:, :WIDTH],
+        "pages, new batch": lambda: of_batch(MOST // 2 + 1 + next(batches) % (MOST // 2)),
+        "a slice, in the new ones": lambda: wide[:, :WIDTH],
     }
 
 

@@ -13,18 +13,17 @@ from flashgen.codegen.operation import operation_of
 
 from .driver import Gpu, check, driver
 from .parameter_memory import AddressFields, ParameterMemory
-from .tensor_map import tensor_maps_of
+from .tensor_map import TensorMaps, tensor_maps_of
 
 if TYPE_CHECKING:
     from flashgen.codegen.program import Program
     from flashgen.codegen.spec import KernelSpec
-    from flashgen.codegen.tensor_map import TensorMapShape
 
     from ..artifact import Artifact
 
 MAX_GRID = 2**31 - 1
 ProgramNumbers = tuple[tuple[Any, ...], ...]
-"""Of each launch the blocks, the numbers among its parameters and the shapes of its tensor maps, both in the order of the parameters."""
+"""Of each launch the blocks, the numbers among its parameters and its tensor maps, both in the order of the parameters."""
 
 
 _contexts: dict[int, Any] = {}  # by ordinal
@@ -115,8 +114,8 @@ class Kernel:
         found = []
         for launch in program.launches:
             block = self.parameters[launch.suffix]
-            shapes = tuple([launch.maps[field.name] for field in block.tensor_maps])
-            found.append((launch.grid, block.in_order(launch.values), shapes))
+            maps = tuple([tensor_maps_of(launch.maps[field.name]) for field in block.tensor_maps])
+            found.append((launch.grid, block.in_order(launch.values), maps))
         return tuple(found)
 
     def bind(self, program: Program) -> Launch:
@@ -208,14 +207,13 @@ class _Bound:
     __slots__ = ("enqueue", "grid", "maps", "memory", "numbers", "overlaps")
 
     def __init__(
-        self, memory: ParameterMemory, overlaps: bool, grid: int, numbers: tuple[int | float, ...], shapes: tuple[TensorMapShape, ...]
+        self, memory: ParameterMemory, overlaps: bool, grid: int, numbers: tuple[int | float, ...], maps: tuple[TensorMaps, ...]
     ) -> None:
         if not 0 < grid <= MAX_GRID:
             raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {grid}")
         memory.resources.require_clusters("grid", grid)
-        self.memory, self.overlaps, self.grid = memory, overlaps, grid
+        self.memory, self.overlaps, self.grid, self.maps = memory, overlaps, grid, maps
         self.numbers = memory.pack(*numbers)
-        self.maps = tuple([tensor_maps_of(shape) for shape in shapes]) if shapes else ()
         self.enqueue = memory.overlapping() if overlaps else memory.plain(grid)
 
     @property

@@ -8,6 +8,7 @@ from typing import Any
 
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.problem import Dtype
+from flashgen.codegen.sizes import of_sizes
 from flashgen.codegen.tensor_map import TensorMapShape
 
 from .driver import check, driver
@@ -50,7 +51,8 @@ class TensorMaps:
         if self._arguments is None:
             cu, shape = self._cu, self._shape
             dtype, box, steps, options = _constants(cu, shape.dtype, shape.box, shape.swizzle_bytes, shape.l2_promotion)
-            self._arguments = (dtype, len(box)), ([*map(cu.cuuint64_t, shape.sizes)], _strides(cu, shape.strides), box, steps, *options)
+            sizes, strides = [*map(cu.cuuint64_t, shape.sizes)], [*map(cu.cuuint64_t, shape.strides)]
+            self._arguments = (dtype, len(box)), (sizes, strides, box, steps, *options)
         before, after = self._arguments
         status, encoded = self._cu.cuTensorMapEncodeTiled(*before, address, *after)
         if status:
@@ -58,20 +60,15 @@ class TensorMaps:
         return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
 
 
+@of_sizes
 def tensor_maps_of(shape: TensorMapShape) -> TensorMaps:
     """Those of a shape, kept beyond a launch: k and v often have the same, and where only the keys become more, q and out keep theirs."""
     return _tensor_maps(driver(), shape)
 
 
-@lru_cache(maxsize=2**10)
+@lru_cache(maxsize=2**7)  # as many as calls of the same time need: what is kept for long costs the collector of garbage
 def _tensor_maps(cu: Any, shape: TensorMapShape) -> TensorMaps:
     return TensorMaps(cu, shape)
-
-
-@lru_cache(maxsize=2**6)
-def _strides(cu: Any, strides: tuple[int, ...]) -> list[Any]:
-    """Kept, because they are the same for many lengths of a slice of a cache."""
-    return [*map(cu.cuuint64_t, strides)]
 
 
 @cache

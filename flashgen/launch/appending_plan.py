@@ -19,6 +19,7 @@ from .append_plan import AppendPlan
 from .arguments import ALIGNMENT, E4M3, require_memory
 from .bound import BoundCall
 from .cached_plan import CachedPlan, CachedRun, require_storages
+from .packed_plan import Shapes
 from .untraced import untraced
 
 _ALIGNED = 256  # bytes, of rotated queries behind lengths
@@ -82,7 +83,8 @@ class AppendingPlan:
         if self.bound is None:
             self.run = _one_by_one(append.run, attention.run, there)
         else:
-            self.run = _runner(*self._of_q, (*q.shape[:3], v_cache.shape[3]), (q.shape[0], q.shape[2], q.shape[1]), self.bound)
+            out, lse = (*q.shape[:3], v_cache.shape[3]), (q.shape[0], q.shape[2], q.shape[1])
+            self.run = _runner(*self._of_q, (out, dense(out), lse, dense(lse)), self.bound)
 
     def numbers(self, attention: tuple[Any, ...], append: tuple[Any, ...]) -> tuple[Any, ...]:
         """What `with_numbers` takes of another call: of the arguments of both plans, with `SizedTensor`s."""
@@ -91,13 +93,13 @@ class AppendingPlan:
         shapes, *attention_numbers = of_attention.numbers(*attention)
         return shapes, tuple(append_numbers), tuple(attention_numbers)
 
-    def with_numbers(self, shapes: tuple[Any, ...], append: tuple[Any, ...], attention: tuple[Any, ...]) -> AppendingPlan:
+    def with_numbers(self, shapes: Shapes, append: tuple[Any, ...], attention: tuple[Any, ...]) -> AppendingPlan:
         """The plan of a call that differs from this plan's in `numbers` alone."""
         assert self.bound is not None
         other = object.__new__(AppendingPlan)
         other.before, other.met, other._plans, other._of_q = None, False, self._plans, self._of_q
         other.bound = self.bound[0].with_numbers(*append), self.bound[1].with_numbers(*attention)
-        other.run = _runner(*self._of_q, shapes[0], shapes[1], other.bound)
+        other.run = _runner(*self._of_q, shapes, other.bound)
         return other
 
 
@@ -119,8 +121,7 @@ def _runner(
     tables: tuple[torch.dtype, int] | None,
     there: AppendedTensors,
     has_descales: bool,
-    out_shape: tuple[int, ...],
-    lse_shape: tuple[int, ...],
+    shapes: Shapes,
     bound: tuple[BoundCall, BoundCall],
 ) -> CachedRun:
     """`AppendingPlan.run` where both have something to do.
@@ -128,7 +129,8 @@ def _runner(
     width: of queries; tables: as `AppendPlan` has them; has_descales: whether kernels take some; bound: what appends, and attention
     """
     append, attention = bound[0].enqueue, bound[1].enqueue
-    out_strides, lse_strides, end, of_rotary = dense(out_shape), dense(lse_shape), there.end, there.end + 2 * there.appends
+    (out_shape, out_strides, lse_shape, lse_strides), end = shapes, there.end
+    of_rotary = end + 2 * there.appends
     has_table, has_padding, appends, rotates, of_modifiers = there.table, there.padding, there.appends, there.rotates, end - there.modifiers
     descale, has_k_descale, has_v_descale = there.first_descale, there.k_descale, there.v_descale
     in_fp32, in_chunks = tables is not None and tables[0] == torch.float32, tables is not None and tables[1] % CHUNK == 0
@@ -187,4 +189,4 @@ def _runner(
 _of_nothing = AppendedTensors(False, False, False, 0, False, False)
 untraced(_one_by_one(lambda *_: None, lambda *_: None, _of_nothing))  # type: ignore[arg-type]  # marks the code, as the next
 _nothing: Any = SimpleNamespace(enqueue=None)
-untraced(_runner(0, torch.bfloat16, 0, None, _of_nothing, False, (0,) * 4, (0,) * 3, (_nothing, _nothing)))
+untraced(_runner(0, torch.bfloat16, 0, None, _of_nothing, False, ((0,) * 4, (), (), ()), (_nothing, _nothing)))

@@ -21,6 +21,7 @@ from .asked import tensor_strides
 from .bound import BoundCall
 from .cached_arguments import CachedKeys, cached_workload, check_cached_call
 from .descales import descale_strides
+from .packed_plan import Shapes
 from .untraced import untraced
 
 CachedRun = Callable[
@@ -58,7 +59,7 @@ class CachedPlan:
         self.met = True  # whether it has run a call
         families_for(problem, on.device.target)
         self.bound = None if call is None else gpu.bind_chosen(call, on)
-        self.run = _runner(*self._of_q, *shapes, self.bound)
+        self.run = _runner(*self._of_q, shapes, self.bound)
         gpu.require_context(q.device.index)
 
     def numbers(self, *arguments: Any) -> tuple[Any, ...]:
@@ -68,12 +69,12 @@ class CachedPlan:
         assert self.bound is not None
         return shapes, *gpu.chosen_numbers(call, self.bound)
 
-    def with_numbers(self, shapes: tuple[Any, ...], *of_bound: Any) -> CachedPlan:
+    def with_numbers(self, shapes: Shapes, *of_bound: Any) -> CachedPlan:
         """The plan of a call that differs from this plan's in `numbers` alone."""
         assert self.bound is not None
         other = object.__new__(CachedPlan)
         other._of_q, other.before, other.met, other.bound = self._of_q, None, False, self.bound.with_numbers(*of_bound)
-        other.run = _runner(*self._of_q, shapes[0], shapes[1], other.bound)
+        other.run = _runner(*self._of_q, shapes, other.bound)
         return other
 
 
@@ -87,10 +88,11 @@ def _planned(
     batch_invariant: bool,
     modifiers: Given,
     tensors: Sequence[Any],
-) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], Call | None, Problem]:
-    """Of tensors, which are checked, or `SizedTensor`s: shapes of out and lse, the call, None without queries, and its problem."""
+) -> tuple[Shapes, Call | None, Problem]:
+    """Of tensors, which are checked, or `SizedTensor`s: shapes, the call, None without queries, and its problem."""
     problem = check_cached_call(q, k_cache, v_cache, where, causal, scale, batch_invariant, modifiers, tensors)
-    shapes = (*q.shape[:3], v_cache.shape[3]), (q.shape[0], q.shape[2], q.shape[1])
+    out, lse = (*q.shape[:3], v_cache.shape[3]), (q.shape[0], q.shape[2], q.shape[1])
+    shapes = out, dense(out), lse, dense(lse)
     if not (q.shape[0] and q.shape[1] and q.shape[2]):
         return shapes, None, problem
     strides = cached_strides(q, k_cache, v_cache, where) | (tensor_strides(problem, tensors) if tensors else {})
@@ -118,12 +120,10 @@ def cached_strides(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
     )
 
 
-def _runner(
-    index: int, dtype: torch.dtype, absent: tuple[int, ...], out_shape: tuple[int, ...], lse_shape: tuple[int, ...], bound: BoundCall | None
-) -> CachedRun:
+def _runner(index: int, dtype: torch.dtype, absent: tuple[int, ...], shapes: Shapes, bound: BoundCall | None) -> CachedRun:
     """`CachedPlan.run`. bound: None where there is nothing to compute; absent: places of operands behind lse that are not there."""
     enqueue = None if bound is None else bound.enqueue
-    out_strides, lse_strides = dense(out_shape), dense(lse_shape)
+    out_shape, out_strides, lse_shape, lse_strides = shapes
     empty_strided, current_device, current_stream = gpu.empty_strided, gpu.current_device, gpu.current_stream
 
     def run(
@@ -155,4 +155,4 @@ def require_storages(tensors: Sequence[torch.Tensor]) -> None:
         raise ArgumentError(f"{names} must have storages that hold their elements; got one without")
 
 
-untraced(_runner(0, torch.bfloat16, (), (0, 0, 0, 0), (0, 0, 0), None))  # marks the code, which all that it returns share
+untraced(_runner(0, torch.bfloat16, (), ((), (), (), ()), None))  # marks the code, which all that it returns share

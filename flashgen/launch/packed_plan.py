@@ -25,6 +25,7 @@ from .untraced import untraced
 PackedTensors = tuple[Any, ...]  # q, k, v, those of `PackedTokens`, None for one that is not there, then of modifiers
 OF_MODIFIERS = 7  # the first of them that is of a modifier
 PackedRun = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]  # whether to give lse; `PackedTensors`
+Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # sizes and strides of out, and those of lse
 _address = torch.Tensor.data_ptr  # each call asks
 
 
@@ -53,7 +54,7 @@ class PackedPlan:
         self.met = True  # whether it has run a call
         families_for(problem, on.device.target)
         self.bound = None if call is None else gpu.bind_chosen(call, on)
-        self.run = _runner(*self._of_q, *shapes, self.bound)
+        self.run = _runner(*self._of_q, shapes, self.bound)
         gpu.require_context(q.device.index)
 
     def numbers(self, *arguments: Any) -> tuple[Any, ...]:
@@ -63,27 +64,28 @@ class PackedPlan:
         assert self.bound is not None
         return shapes, *gpu.chosen_numbers(call, self.bound)
 
-    def with_numbers(self, shapes: tuple[Any, ...], *of_bound: Any) -> PackedPlan:
+    def with_numbers(self, shapes: Shapes, *of_bound: Any) -> PackedPlan:
         """The plan of a call that differs from this plan's in `numbers` alone."""
         assert self.bound is not None
         other = object.__new__(PackedPlan)
         other._of_q, other.before, other.met, other.bound = self._of_q, None, False, self.bound.with_numbers(*of_bound)
-        other.run = _runner(*self._of_q, shapes[0], shapes[1], other.bound)
+        other.run = _runner(*self._of_q, shapes, other.bound)
         return other
 
 
 def _planned(
     q: Any, k: Any, v: Any, tokens: PackedTokens, causal: bool, scale: float | None, modifiers: Given, tensors: Sequence[Any]
-) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], Call | None, Problem]:
-    """Of tensors, which are checked, or `SizedTensor`s: shapes of out and lse, the call, None without sequences, and its problem."""
+) -> tuple[Shapes, Call | None, Problem]:
+    """Of tensors, which are checked, or `SizedTensor`s: shapes, the call, None without sequences, and its problem."""
     problem = check_packed_call(q, k, v, tokens, causal, scale, modifiers, tensors)
     out, lse = (*q.shape[:2], v.shape[2]), (q.shape[1], q.shape[0])
+    outputs = out, dense(out), lse, dense(lse)
     if not (q.shape[0] and q.shape[1] and tokens.cu_seqlens_q.shape[0] > 1):
-        return (out, lse), None, problem
-    shapes = {"q": (q.shape, q.stride()), "k": (k.shape, k.stride()), "v": (v.shape, v.stride()), "out": (out, dense(out))}
+        return outputs, None, problem
+    shapes = {"q": (q.shape, q.stride()), "k": (k.shape, k.stride()), "v": (v.shape, v.stride()), "out": outputs[:2]}
     strides: dict[str, tuple[int, ...]] = {name: token_strides(*both) for name, both in shapes.items()}
     strides |= tensor_strides(problem, tensors) if tensors else {}
-    return (out, lse), attention_call(problem, packed_workload(q, k, tokens, modifiers), strides, scale, modifiers.numbers), problem
+    return outputs, attention_call(problem, packed_workload(q, k, tokens, modifiers), strides, scale, modifiers.numbers), problem
 
 
 def token_strides(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, int, int]:
@@ -91,10 +93,10 @@ def token_strides(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, in
     return strides[0] if sizes[0] > 1 else 0, strides[1] if sizes[1] > 1 else 0, 1
 
 
-def _runner(index: int, dtype: torch.dtype, out_shape: tuple[int, ...], lse_shape: tuple[int, ...], bound: BoundCall | None) -> PackedRun:
+def _runner(index: int, dtype: torch.dtype, shapes: Shapes, bound: BoundCall | None) -> PackedRun:
     """`PackedPlan.run`. bound: None where there is no sequence."""
     enqueue = None if bound is None else bound.enqueue
-    out_strides, lse_strides = dense(out_shape), dense(lse_shape)
+    out_shape, out_strides, lse_shape, lse_strides = shapes
     empty_strided, current_device, current_stream = gpu.empty_strided, gpu.current_device, gpu.current_stream
 
     def run(
@@ -133,4 +135,4 @@ def _runner(index: int, dtype: torch.dtype, out_shape: tuple[int, ...], lse_shap
     return run
 
 
-untraced(_runner(0, torch.bfloat16, (0, 0, 0), (0, 0), None))  # marks the code, which all that it returns share
+untraced(_runner(0, torch.bfloat16, ((), (), (), ()), None))  # marks the code, which all that it returns share

@@ -22,7 +22,7 @@ from .sized_tensor import SizedTensor
 
 # Plans that a form keeps: the first ones. If it dropped old ones for new ones, each would in time cost the collector of garbage more than
 # it takes to make.
-_MOST_PLANS = 512
+_MOST_PLANS = 256
 _MOST_KINDS = 128  # beyond that the oldest half is dropped
 _MOST_FORMS, _MOST_WAYS = 4, 32  # of a kind, and of a form
 _MOST_RECORDED = 256  # of a kind: whose calls find no way again and again gives up
@@ -55,7 +55,7 @@ class _Form:
     fits: whether tensors, each once, are those of such a call; twins: places of those that are there twice
     """
 
-    __slots__ = ("_distinct", "_shaped", "_strided", "_twins", "fits_distinct", "known", "last", "ways")
+    __slots__ = ("_distinct", "_shaped", "_strided", "_twins", "fits_distinct", "known", "last", "requires_grad", "ways")
 
     def __init__(self, tensors: Sequence[torch.Tensor], twins: tuple[tuple[int, int], ...], varying: _Entries) -> None:
         again = {second for _, second in twins}
@@ -63,6 +63,7 @@ class _Form:
         self._shaped = [i for i in self._distinct if any((i, 0) == one[:2] for one in varying)]
         self._strided = [i for i in self._distinct if any((i, 1) == one[:2] for one in varying)]
         self.fits_distinct = form_guard([tensors[i] for i in self._distinct], [_varying_of(i, varying) for i in self._distinct])
+        self.requires_grad = any(tensor.requires_grad for tensor in tensors)
         self.known: dict[Numbers, Any] = {}
         self.last: tuple[Numbers, Any] = (), None
         self.ways: list[_Way] = []
@@ -157,10 +158,11 @@ class SizedPlans:
         self._forms: dict[Hashable, list[_Form]] = {}
         self._kinds: dict[Hashable, _Kind] = {}
 
-    def find(self, options: Hashable, tensors: Sequence[torch.Tensor], numbers: Numbers = ()) -> Any:
+    def find(self, options: Hashable, tensors: Sequence[torch.Tensor], numbers: Numbers = (), alone: bool = False) -> Any:
         """The plan of a call like others but for its sizes, if it is known or there is a way to it.
 
         options: all that decides a plan beside tensors that are there; numbers: but for these, which are sizes or None
+        alone: not for autograd, so none where tensors require grad and gradients are enabled
         """
         forms = self._forms.get(options)
         if forms is not None:
@@ -168,7 +170,7 @@ class SizedPlans:
                 if form.fits(tensors):
                     if at:
                         forms.insert(0, forms.pop(at))
-                    return form.plan(tensors, numbers)
+                    return None if alone and form.requires_grad and torch.is_grad_enabled() else form.plan(tensors, numbers)
         return None
 
     def learn(

@@ -67,15 +67,14 @@ def append_run_at_hand(tensors: AppendTensors, rotary_interleaved: bool, by_quer
     ):
         return before.run
     try:
-        if (
-            packed_arguments.values_are_checked
-            or not plans.are_plain(there)
-            or not plans.nobody_listens()
-            or not all(tensor.is_cuda for tensor in there)
-        ):
+        if packed_arguments.values_are_checked:
             return None
-        plan: AppendPlan | None = plans.sized_plans("append", 2).find(*_sized(tensors, flags))
+        plan: AppendPlan | None = None
+        if plans.no_modes() and type(rotary_interleaved) is type(by_query) is bool:
+            plan = plans.sized_plans("append", 2).find(*_sized(tensors, flags), alone=True)
         if plan is None:
+            if not plans.are_plain(there) or not plans.nobody_listens() or not all(tensor.is_cuda for tensor in there):
+                return None
             key = _signature(tensors, flags)
             plan = _plans().get(key)
     except (AttributeError, TypeError, RuntimeError):  # an argument that `check_append` will speak of

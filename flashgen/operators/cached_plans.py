@@ -96,12 +96,14 @@ def cached_run_at_hand(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]
             and not packed_arguments.values_are_checked
         ):
             return before.run
-        if packed_arguments.values_are_checked or not plans.are_plain(tensors) or not plans.nobody_listens():
+        if packed_arguments.values_are_checked or options[0] & _TABLES == _TABLES:  # `check_cached_call` will speak of both
             return None
-        if options[0] & _TABLES == _TABLES:  # `check_cached_call` will speak of both
-            return None
-        plan: _Plan | None = plans.sized_plans("cached").find(_sized(tensors, options), tensors)
+        plan: _Plan | None = None
+        if plans.no_modes() and type(options[1]) is bool:
+            plan = plans.sized_plans("cached").find(_sized(tensors, options), tensors, alone=True)
         if plan is None:
+            if not plans.are_plain(tensors) or not plans.nobody_listens():
+                return None
             key = (signature_of(tensors), options, loaded.kernels.generation)
             plan = _plans().get(key)
     except (AttributeError, TypeError, RuntimeError):  # an argument that `check_cached_types` will speak of

@@ -104,10 +104,14 @@ def packed_run_at_hand(
         return before.run
     options = PackedOptions(causal, scale, max_seqlen_q, max_seqlen_kv, modifiers)
     try:
-        if packed_arguments.values_are_checked or not _is_plain(tensors) or not plans.nobody_listens():
+        if packed_arguments.values_are_checked:
             return None
-        plan: PackedPlan | None = plans.sized_plans("packed").find(*_sized(tensors, options))
+        plan: PackedPlan | None = None
+        if plans.no_modes() and type(causal) is bool:
+            plan = plans.sized_plans("packed").find(*_sized(tensors, options), alone=True)
         if plan is None:
+            if not _is_plain(tensors) or not plans.nobody_listens():
+                return None
             key = _signature(tensors, options)
             plan = _plans().get(key)
     except (AttributeError, TypeError, RuntimeError):  # an argument that `check_packed_types` will speak of

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
 import pytest
 
+from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError, require_int
+from flashgen.codegen.family import Family, families
+from flashgen.codegen.operation import operation_of, operations
+from flashgen.codegen.problem import Problem
 from flashgen.codegen.sizes import Size, function_of_sizes, of_sizes, whole
 from flashgen.codegen.workload import Workload
 
+H200 = find_device("h200")
 _divisor = of_sizes(math.gcd)
 
 
@@ -114,3 +120,39 @@ def test_a_workload_may_be_of_sizes() -> None:
     assert made((2, 4, 2, 8, 8)) is None, "which is the other one"
     assert made((2, 4, 2, -1, 8)) is None
     assert made((2, 4, 3, 7, 9)) is None
+
+
+def programs() -> Iterator[Any]:
+    """Families that may be chosen, each with the examples of its operation that it computes."""
+    for operation in operations().values():
+        for problem, workload in operation.examples():
+            for family in families().values():
+                if family.operation == operation.name and family.automatic and not family.refusals(problem, H200.target):
+                    yield pytest.param(family, problem, workload, id=f"{family.name}-{problem.name}")
+
+
+@pytest.mark.parametrize(("family", "problem", "workload"), list(programs()))
+def test_every_program_is_a_function_of_sizes(family: Family, problem: Problem, workload: Workload) -> None:
+    """So that a call of new sizes costs little: what loops, or is kept by its arguments, has `of_sizes`."""
+    config = family.default(problem, H200.target)
+    names = "batch", "len_q", "len_kv", "tokens_q", "tokens_kv", "pages", "table_pages", "new_keys"
+    varying = [name for name in names if getattr(workload, name) and not (name == "len_kv" and workload.page_size)]
+
+    def compute(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+        given = dict(zip(varying, sizes, strict=True))
+        if workload.page_size:
+            given["len_kv"] = given.get("table_pages", workload.table_pages) * workload.page_size
+        call = operation_of(problem).call(problem, replace(workload, **given))
+        family.require_call(call, config)
+        found = family.program(config, call, H200)
+        launches = tuple((one.grid, tuple(one.values.values()), tuple(one.maps.values())) for one in found.launches)
+        return launches, tuple(buffer.bytes for buffer in found.buffers)
+
+    known = tuple(getattr(workload, name) for name in varying)
+    made: Callable[..., Any] = function_of_sizes(compute, (known,))
+    assert made(known) == compute(known)
+    draw = random.Random(problem.name)
+    for _ in range(20):
+        sizes = tuple(draw.choice([size, max(1, size + draw.randint(-9, 9))]) for size in known)
+        found = made(sizes)
+        assert found is None or found == compute(sizes), sizes
