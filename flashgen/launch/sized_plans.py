@@ -24,8 +24,8 @@ from .sized_tensor import SizedTensor
 # it takes to make.
 _MOST_PLANS = 256
 _MOST_KINDS = 128  # beyond that the oldest half is dropped
-_MOST_FORMS, _MOST_WAYS = 4, 32  # of a kind, and of a form
-_MOST_RECORDED = 256  # of a kind: whose calls find no way again and again gives up
+_MOST_FORMS, _MOST_WAYS = 8, 64  # of the same options, and of a form: a call looks at one after the other
+_MOST_RECORDED = 1024  # of a kind, which takes some seconds in all: whose calls find no way again and again gives up
 
 Numbers = tuple[Any, ...]
 _Entries = frozenset[tuple[int, int, int]]  # each of which tensor, 0 for its shape or 1 for its strides, and of which dimension
@@ -203,13 +203,13 @@ class SizedPlans:
         if varying != kind.varying:
             forms[:] = [form for form in forms if form not in kind.forms]
             kind.varying, kind.forms = varying, []
+        kind.forms = [form for form in kind.forms if form in forms]
         form = next((form for form in kind.forms if form.fits(tensors)), None)
         if form is None:  # of other numbers alone, or seen from elsewhere in PyTorch's dispatcher
             form = _Form(tensors, twins, varying)
-            for old in kind.forms[_MOST_FORMS - 1 :]:
-                forms.remove(old)
-            kind.forms = [form, *kind.forms[: _MOST_FORMS - 1]]
+            kind.forms.append(form)
             forms.insert(0, form)
+            del forms[_MOST_FORMS:]
         form.learn(tensors, numbers, plan, planned, varying)
 
 

@@ -137,7 +137,7 @@ def test_a_call_goes_past_the_dispatcher_only_if_nobody_listens(listening: Calla
     arguments: tuple[Any, ...] = (q, k, v, True, None, "bshd")
     monkeypatch.setattr(plans, "_LOCAL", plans._OfThread())
     assert run_at_hand(*arguments) is None, "the first call of a thread"
-    plan: Any = SimpleNamespace(before=None, run=object())
+    plan: Any = SimpleNamespace(before=None, met=True, run=object())
     plans._LOCAL.plans = {plans._signature(*arguments): plan}
     assert run_at_hand(*arguments) is plan.run
     assert run_at_hand(q, k, v, False, None, "bshd") is None, "another signature"

@@ -10,10 +10,16 @@ from typing import Any
 
 import pytest
 import torch
+import torch._dynamo  # before anything is made up of tensors
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from flashgen.build.gpu import kernel as gpu_kernel
 from flashgen.codegen import sizes
+from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
+from flashgen.codegen.workload import Workload
 from flashgen.launch import bound, sized_plans
 from flashgen.launch import gpu as launch_gpu
 from flashgen.launch import gradients as launch_gradients
@@ -24,6 +30,7 @@ from flashgen.operators import append, cached_plans, packed, packed_gradients, p
 from flashgen.operators.cached_plans import APPENDED, BATCH_IDX, K_DESCALE, LEFTPAD, ROTARY, TABLE, V_DESCALE, CachedOptions
 from flashgen.operators.gradient_plans import gradient_plan_for
 from flashgen.operators.packed import PackedOptions
+from flashgen.selection import loaded
 from tools import call_overhead
 
 pytestmark = pytest.mark.skipif(not knows_tensors, reason="this PyTorch has no guards that tell tensors apart")
@@ -317,3 +324,88 @@ def everything_kept(thread: Any) -> list[Any]:
     """Plans by their whole signature: those that were made in full."""
     of_names = ("plans", "packed_plans", "packed_gradient_plans", "cached_plans", "append_plans", "gradient_plans")
     return [plan for name in of_names for plan in thread.__dict__.get(name, {}).values()]
+
+
+class Logging(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def of_tokens(tokens: int, options: tuple[Any, ...] = (True, None, None, None)) -> Called:
+    """What asks for what runs a packed call of so many tokens past the dispatcher."""
+    q, k, v = (tensor(tokens, 4, 64) for _ in "qkv")
+    ends = ints(9)
+    return lambda: packed.packed_run_at_hand((q, k, v, ends, ends, None, None), *options)
+
+
+def of_width(width: int) -> Called:
+    """The same of a call on a cache, whose table has so many pages for each sequence."""
+    tensors = [tensor(8, 1, 8, 64), *[tensor(500, 64, 2, 64) for _ in "kv"], ints(8), ints(8, width)]
+    return lambda: cached_plans.cached_run_at_hand(tensors, (TABLE, True, None, NO_MODIFIERS, False, False, False))
+
+
+@pytest.mark.usefixtures("log")
+@pytest.mark.parametrize("made", [of_tokens, of_width])
+def test_others_who_listen_get_a_call_of_new_sizes(made: Callable[[int], Called]) -> None:
+    calls = iter([made(size) for size in range(600, 620)])
+    for _ in range(4):
+        assert next(calls)() is not None
+    for listening in (
+        Logging,
+        FakeTensorMode,
+        lambda: torch.device("meta"),
+        forward_ad.dual_level,
+        lambda: torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]),
+    ):
+        call = next(calls)
+        with listening():
+            assert call() is None
+        assert call() is not None
+    seen, ones = [], torch.ones(3, 2)
+
+    def ask(x: torch.Tensor) -> torch.Tensor:
+        seen.append(next(calls)())
+        return x
+
+    torch.jit.trace(ask, ones, check_trace=False)
+    torch.func.grad(lambda x: (ask(x), x.sum())[1])(ones)
+    torch.vmap(ask)(ones)
+    assert seen == [None] * 3
+
+
+@pytest.mark.usefixtures("log")
+def test_a_call_of_new_sizes_is_not_one_of_other_options() -> None:
+    for tokens in (600, 601, 602):
+        assert of_tokens(tokens)() is not None
+    with pytest.raises(ArgumentError, match=r"^causal must be of type bool; got 1$"):
+        of_tokens(603, (1, None, None, None))()
+    found = of_tokens(604)()
+    assert of_tokens(604)() is found
+    assert of_tokens(604, (False, None, None, None))() is not found
+    loaded.kernels.forget()
+    assert of_tokens(604)() is not found
+
+
+@pytest.mark.usefixtures("log")
+def test_a_record_of_that_very_workload_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Though others of its bucket go another way; and records that change are heard."""
+    asked: list[Workload] = []
+    choose = loaded.kernels._choose
+
+    def note(problem: Any, workload: Workload, *rest: Any) -> Any:
+        asked.append(workload)
+        return choose(problem, workload, *rest)
+
+    monkeypatch.setattr(loaded.kernels, "_choose", note)
+    recorded = Workload(8, 4, 4, 605, 605, tokens_q=605, tokens_kv=605)
+    monkeypatch.setattr(loaded, "recorded_workloads", lambda *given: frozenset({recorded}))
+    for tokens in (600, 601, 602, 603):
+        of_tokens(tokens)()
+    assert len(asked) == 1
+    of_tokens(605)()
+    assert asked[1:] == [recorded]
+    of_tokens(606)()
+    assert len(asked) == 2
+    monkeypatch.setattr(loaded.kernels, "sources", lambda: ("others",))
+    of_tokens(607)()
+    assert [one.tokens_q for one in asked[2:]] == [607]
