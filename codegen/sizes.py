@@ -95,6 +95,11 @@ def whole(number: float) -> int:
     return int(number)
 
 
+def has_sizes(*values: Any) -> bool:
+    """Whether there is a `Size` among these, or in tuples among them."""
+    return next(_sizes_in(values), None) is not None
+
+
 def _sizes_in(value: Any) -> Iterator[Size]:
     if type(value) is Size:
         yield value
@@ -128,7 +133,7 @@ class _Steps:
         """As Python, of numbers and others, and tuples of these."""
         if type(value) is Size:
             return str(value._name)
-        if isinstance(value, tuple) and next(_sizes_in(value), None) is not None:
+        if isinstance(value, tuple) and has_sizes(value):
             return f"({''.join(f'{self.written(one)}, ' for one in value)})"
         return f"({value})" if type(value) is int else self.constant(value)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from .errors import ArgumentError, choice_error, require_int
 from .problem import Dtype
-from .sizes import NUMBERS, of_sizes
+from .sizes import NUMBERS
 
 MIN_RANK, MAX_RANK = 2, 5  # the binding of the driver's function takes no empty list of strides
 MAX_SIZE = 2**32
@@ -40,8 +40,13 @@ class TensorMapShape:
     swizzle_bytes: int = 128
     l2_promotion: int = 256
 
+    @property
+    def fields(self) -> tuple[Dtype, tuple[int, ...], tuple[int, ...], tuple[int, ...], int, int]:
+        """All of them, in order."""
+        return self.dtype, self.sizes, self.strides, self.box, self.swizzle_bytes, self.l2_promotion
+
     def __post_init__(self) -> None:
-        if not _is_allowed(self.dtype, self.sizes, self.strides, self.box, self.swizzle_bytes, self.l2_promotion):
+        if not _is_allowed(*self.fields):
             self._refuse()
 
     def _refuse(self) -> None:
@@ -95,20 +100,8 @@ def _is_allowed(
     )
 
 
-@of_sizes
-def _allowed_shape(
-    dtype: Dtype, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], l2_promotion: int
-) -> TensorMapShape:
-    """The shape with a swizzle of 128 bytes, of which somebody knows that it is allowed: made in less than a tenth of the time."""
-    shape = object.__new__(TensorMapShape)
-    shape.__dict__.update(dtype=dtype, sizes=sizes, strides=strides, box=box, swizzle_bytes=128, l2_promotion=l2_promotion)
-    return shape
-
-
 def tensor_map_shape(
     dtype: Dtype, sizes: tuple[int, ...], strides: tuple[int, ...], box: tuple[int, ...], l2_promotion: int = 256
 ) -> TensorMapShape:
-    """The shape with a swizzle of 128 bytes. Raises ArgumentError as `TensorMapShape`."""
-    if not _is_allowed(dtype, sizes, strides, box, 128, l2_promotion):
-        TensorMapShape(dtype, sizes, strides, box, l2_promotion=l2_promotion)  # which says what is wrong
-    return _allowed_shape(dtype, sizes, strides, box, l2_promotion)
+    """The shape with a swizzle of 128 bytes."""
+    return TensorMapShape(dtype, sizes, strides, box, l2_promotion=l2_promotion)

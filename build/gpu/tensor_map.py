@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any
 
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.problem import Dtype
-from flashgen.codegen.sizes import of_sizes
+from flashgen.codegen.sizes import has_sizes, of_sizes
 from flashgen.codegen.tensor_map import TensorMapShape
 
 from .driver import check, driver
@@ -25,10 +26,11 @@ class TensorMaps:
     Nothing is interleaved, and elements out of bounds are 0.
     """
 
-    __slots__ = ("_arguments", "_cu", "_known", "_shape")
+    __slots__ = ("_arguments", "_cu", "_known", "shape")
 
-    def __init__(self, cu: Any, shape: TensorMapShape) -> None:
-        self._cu, self._shape = cu, shape
+    def __init__(self, cu: Any, *shape: Any) -> None:
+        """shape: `TensorMapShape.fields`."""
+        self._cu, self.shape = cu, shape
         self._known: dict[int, bytes] = {}
         self._arguments: tuple[Any, ...] | None = None
 
@@ -49,26 +51,25 @@ class TensorMaps:
 
     def _encode(self, address: int) -> bytes:
         if self._arguments is None:
-            cu, shape = self._cu, self._shape
-            dtype, box, steps, options = _constants(cu, shape.dtype, shape.box, shape.swizzle_bytes, shape.l2_promotion)
-            sizes, strides = [*map(cu.cuuint64_t, shape.sizes)], [*map(cu.cuuint64_t, shape.strides)]
-            self._arguments = (dtype, len(box)), (sizes, strides, box, steps, *options)
+            cu, (dtype, sizes, strides, box, *of_copies) = self._cu, self.shape
+            kind, boxes, steps, options = _constants(cu, dtype, box, *of_copies)
+            self._arguments = (kind, len(box)), ([*map(cu.cuuint64_t, sizes)], [*map(cu.cuuint64_t, strides)], boxes, steps, *options)
         before, after = self._arguments
         status, encoded = self._cu.cuTensorMapEncodeTiled(*before, address, *after)
         if status:
-            check((status,), f"encoding a tensor map of {self._shape} at address {address:#x}")
+            check((status,), f"encoding a tensor map of {TensorMapShape(*self.shape)} at address {address:#x}")
         return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
 
 
-@of_sizes
 def tensor_maps_of(shape: TensorMapShape) -> TensorMaps:
-    """Those of a shape, kept beyond a launch: k and v often have the same, and where only the keys become more, q and out keep theirs."""
-    return _tensor_maps(driver(), shape)
+    """Those of a shape, kept beyond a launch: k and v often have the same. Of one with `Size`s they are made anew for each."""
+    fields = shape.fields
+    made: Callable[..., TensorMaps] = _new_maps if has_sizes(fields) else _tensor_maps
+    return made(driver(), *fields)
 
 
-@lru_cache(maxsize=2**7)  # as many as calls of the same time need: what is kept for long costs the collector of garbage
-def _tensor_maps(cu: Any, shape: TensorMapShape) -> TensorMaps:
-    return TensorMaps(cu, shape)
+_new_maps = of_sizes(TensorMaps)
+_tensor_maps = lru_cache(maxsize=2**10)(TensorMaps)
 
 
 @cache

@@ -20,9 +20,9 @@ from ..selection import loaded
 from .private_names import form_guard, knows_tensors
 from .sized_tensor import SizedTensor
 
-# Plans that a form keeps: the first ones. If it dropped old ones for new ones, each would in time cost the collector of garbage more than
-# it takes to make.
-_MOST_PLANS = 256
+# Plans that a form keeps, of sizes that come again, and sizes that it remembers for that. If it kept those that come once, each would in
+# time cost the collector of garbage more than it takes to make.
+_MOST_PLANS, _MOST_MET = 1024, 2**14
 _MOST_KINDS = 128  # beyond that the oldest half is dropped
 _MOST_FORMS, _MOST_WAYS = 8, 64  # of the same options, and of a form: a call looks at one after the other
 _MOST_RECORDED = 1024  # of a kind, which takes some seconds in all: whose calls find no way again and again gives up
@@ -55,7 +55,7 @@ class _Form:
     fits: whether tensors, each once, are those of such a call; twins: places of those that are there twice
     """
 
-    __slots__ = ("_distinct", "_shaped", "_strided", "_twins", "fits_distinct", "known", "last", "requires_grad", "ways")
+    __slots__ = ("_distinct", "_met", "_shaped", "_strided", "_twins", "fits_distinct", "known", "last", "requires_grad", "ways")
 
     def __init__(self, tensors: Sequence[torch.Tensor], twins: tuple[tuple[int, int], ...], varying: _Entries) -> None:
         again = {second for _, second in twins}
@@ -66,6 +66,7 @@ class _Form:
         self.requires_grad = any(tensor.requires_grad for tensor in tensors)
         self.known: dict[Numbers, Any] = {}
         self.last: tuple[Numbers, Any] = (), None
+        self._met: set[int] = set()
         self.ways: list[_Way] = []
 
     def fits(self, tensors: Sequence[torch.Tensor]) -> bool:
@@ -106,10 +107,15 @@ class _Form:
         return None
 
     def keep(self, sizes: Numbers, plan: Any) -> Any:
-        """The plan, which is known from now on, or until the next one."""
-        self.last = sizes, plan
-        if len(self.known) < _MOST_PLANS:
+        """The plan, which is known until the next one, or from now on if its sizes have come again."""
+        self.last, met = (sizes, plan), hash(sizes)
+        if met in self._met:
+            _drop_old(self.known, _MOST_PLANS)
             self.known[sizes] = plan
+        elif len(self._met) < _MOST_MET:
+            self._met.add(met)
+        else:
+            self._met = {met}
         return plan
 
     def learn(

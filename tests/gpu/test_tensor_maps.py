@@ -70,7 +70,7 @@ def tensor(*shape: int) -> torch.Tensor:
 )
 def test_the_driver_encodes_what_a_shape_allows(make: Any, swizzle_bytes: int) -> None:
     given = make()
-    first, second = (TensorMaps(driver(), shape_of(given, swizzle_bytes)).at(given.data_ptr()) for _ in range(2))
+    first, second = (TensorMaps(driver(), *shape_of(given, swizzle_bytes).fields).at(given.data_ptr()) for _ in range(2))
     assert len(first) == 128
     assert first == second
     assert first != tensor_maps_of(shape_of(given, swizzle_bytes)).at(given.data_ptr() + 256)

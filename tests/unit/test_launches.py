@@ -253,7 +253,7 @@ def test_no_status_but_success_is_taken_for_it(cu: FakeDriver, status: binding.C
 
 
 def test_a_map_is_encoded_with_all_that_its_shape_says(cu: FakeDriver) -> None:
-    encoded = TensorMaps(cu, SHAPE).at(0x7F00)
+    encoded = TensorMaps(cu, *SHAPE.fields).at(0x7F00)
     ((name, dtype, rank, address, sizes, strides, box, steps, interleave, swizzle, promotion, fill),) = cu.asked
     assert (name, dtype, rank, address) == (
         "cuTensorMapEncodeTiled",
@@ -272,7 +272,7 @@ def test_a_map_is_encoded_with_all_that_its_shape_says(cu: FakeDriver) -> None:
 @pytest.mark.parametrize("dtype", Dtype)
 @pytest.mark.parametrize("swizzle", [0, 32, 64, 128])
 def test_element_types_and_swizzles_have_the_driver_s_names(cu: FakeDriver, dtype: Dtype, swizzle: int) -> None:
-    TensorMaps(cu, TensorMapShape(dtype, (64, 8), (256,), (8, 8), swizzle)).at(16)
+    TensorMaps(cu, *TensorMapShape(dtype, (64, 8), (256,), (8, 8), swizzle).fields).at(16)
     names = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16", Dtype.FP32: "FLOAT32"}, {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
     assert cu.asked[0][1].name == f"CU_TENSOR_MAP_DATA_TYPE_{names[0][dtype]}"
     assert cu.asked[0][9].name == f"CU_TENSOR_MAP_SWIZZLE_{names[1][swizzle]}"
@@ -280,7 +280,7 @@ def test_element_types_and_swizzles_have_the_driver_s_names(cu: FakeDriver, dtyp
 
 @pytest.mark.parametrize(("size", "name"), [(0, "NONE"), (64, "L2_64B"), (128, "L2_128B"), (256, "L2_256B")])
 def test_the_l2_is_filled_as_the_shape_says(cu: FakeDriver, size: int, name: str) -> None:
-    TensorMaps(cu, TensorMapShape(Dtype.BF16, (64, 8), (256,), (8, 8), l2_promotion=size)).at(16)
+    TensorMaps(cu, *TensorMapShape(Dtype.BF16, (64, 8), (256,), (8, 8), l2_promotion=size).fields).at(16)
     assert cu.asked[0][10].name == f"CU_TENSOR_MAP_L2_PROMOTION_{name}"
 
 
@@ -289,7 +289,7 @@ def test_a_refused_map_says_what_was_asked_for(cu: FakeDriver) -> None:
     with pytest.raises(
         DriverError, match=r"^encoding a tensor map of TensorMapShape\(.*\) at address 0x7f00 failed: CUDA_ERROR_INVALID_VALUE$"
     ):
-        TensorMaps(cu, SHAPE).at(0x7F00)
+        TensorMaps(cu, *SHAPE.fields).at(0x7F00)
 
 
 @pytest.mark.parametrize("family", ["attention_forward", "attention_forward_sm90"])

@@ -274,7 +274,13 @@ def launched(plan: Any) -> list[Any]:
     every = plan.bound if isinstance(plan.bound, tuple) else (plan.bound,)
     kernels = [one.launch.kernel.spec.name for one in every]
     launches = [one for program in every for one in program.launch._bound]
-    return [kernels, [(one.suffix, one.grid, one.overlaps, one.numbers, bytes(one.memory._buffer), one.maps) for one in launches]]
+    return [
+        kernels,
+        [
+            (one.suffix, one.grid, one.overlaps, one.numbers, bytes(one.memory._buffer), [maps.shape for maps in one.maps])
+            for one in launches
+        ],
+    ]
 
 
 @pytest.mark.parametrize("name", KINDS)

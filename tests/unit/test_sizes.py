@@ -145,7 +145,9 @@ def test_every_program_is_a_function_of_sizes(family: Family, problem: Problem, 
         call = operation_of(problem).call(problem, replace(workload, **given))
         family.require_call(call, config)
         found = family.program(config, call, H200)
-        launches = tuple((one.grid, tuple(one.values.values()), tuple(one.maps.values())) for one in found.launches)
+        launches = tuple(
+            (one.grid, tuple(one.values.values()), tuple(shape.fields for shape in one.maps.values())) for one in found.launches
+        )
         return launches, tuple(buffer.bytes for buffer in found.buffers)
 
     known = tuple(getattr(workload, name) for name in varying)
