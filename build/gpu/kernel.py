@@ -147,7 +147,7 @@ class Launch:
     def _set(self, bound: tuple[_Bound, ...]) -> None:
         self._bound, first = bound, bound[0]
         alone = len(bound) == 1 and first.memory.place_all is not None and not first.maps
-        self.enqueue: Callable[..., None] = self._one(first) if alone else self._each
+        self.enqueue: Callable[..., None] = _one(self.kernel, first) if alone else _each(self.kernel, bound)
 
     def __call__(self, stream: int, *addresses: int) -> None:
         """Enqueues the program on a stream of the GPU whose context is current. Addresses: of `names`, 0 for what nobody wants.
@@ -156,24 +156,32 @@ class Launch:
         """
         self.enqueue(stream, *addresses)
 
-    def _one(self, bound: _Bound) -> Callable[..., None]:
-        """Of a program of one kernel whose parameters are all the addresses and numbers."""
-        memory, launch = bound.memory, bound.enqueue
-        place_all, arguments = memory.place_all, memory.arguments
-        assert place_all is not None
 
-        def enqueue(stream: int, *addresses: int) -> None:
-            if memory.holds is not bound:
-                memory.load(bound)
-            place_all(*addresses)
-            (status,) = launch(stream or None, arguments, 0)
-            if status:
-                self._refused(status, bound)
+# What enqueues a program. It knows no launch that knows it: plans of sizes that come once would be garbage that only the collector finds.
 
-        return enqueue
 
-    def _each(self, stream: int, *addresses: int) -> None:
-        for bound in self._bound:
+def _one(kernel: Kernel, bound: _Bound) -> Callable[..., None]:
+    """Of a program of one kernel whose parameters are all the addresses and numbers."""
+    memory, launch = bound.memory, bound.enqueue
+    place_all, arguments = memory.place_all, memory.arguments
+    assert place_all is not None
+
+    def enqueue(stream: int, *addresses: int) -> None:
+        if memory.holds is not bound:
+            memory.load(bound)
+        place_all(*addresses)
+        (status,) = launch(stream or None, arguments, 0)
+        if status:
+            _refused(status, kernel, bound)
+
+    return enqueue
+
+
+def _each(kernel: Kernel, every: tuple[_Bound, ...]) -> Callable[..., None]:
+    """Of any program."""
+
+    def enqueue(stream: int, *addresses: int) -> None:
+        for bound in every:
             memory = bound.memory
             if memory.holds is not bound:
                 memory.load(bound)
@@ -188,10 +196,13 @@ class Launch:
                     field.fill(addresses[index])
             (status,) = bound.enqueue(stream or None, memory.arguments, 0)
             if status:
-                self._refused(status, bound)
+                _refused(status, kernel, bound)
 
-    def _refused(self, status: Any, bound: _Bound) -> None:
-        check((status,), f"launching {self.kernel.artifact.entry}{bound.suffix}")
+    return enqueue
+
+
+def _refused(status: Any, kernel: Kernel, bound: _Bound) -> None:
+    check((status,), f"launching {kernel.artifact.entry}{bound.suffix}")
 
 
 class _OfThread(threading.local):

@@ -108,7 +108,9 @@ def _runner(
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if current_device() != index:
             with torch.cuda.device(index):
-                return run(k_cache, v_cache, k, v, cache_seqlens, block_table, q, rotary_cos, rotary_sin, k_descale, v_descale)
+                return _runner(index, dtype, tables, has_descales, shape, lengths_shape, bound)(
+                    k_cache, v_cache, k, v, cache_seqlens, block_table, q, rotary_cos, rotary_sin, k_descale, v_descale
+                )
         lengths = empty_strided(lengths_shape, lengths_strides, torch.int32)
         q_rotated = empty_strided(shape, strides, dtype)
         if enqueue is not None:

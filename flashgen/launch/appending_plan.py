@@ -141,7 +141,7 @@ def _runner(
     def run(with_lse: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         if current_device() != index:
             with torch.cuda.device(index):
-                return run(with_lse, *tensors)
+                return _runner(index, dtype, width, tables, there, has_descales, shapes, bound)(with_lse, *tensors)
         at = [*map(_address, tensors)]
         at_q, at_k_cache, at_v_cache, at_seqlens = at[:4]
         at_k, at_v = (at[end], at[end + 1]) if appends else (0, 0)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from flashgen.build.gpu.kernel import Kernel, ProgramNumbers
+from flashgen.build.gpu.kernel import Kernel, Launch, ProgramNumbers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.program import Buffer, BufferKind, Program
 
@@ -62,30 +62,40 @@ class BoundCall:
         if not memory.bases:
             return self.launch.enqueue
         if memory[:3] == (0, 0, 1) and memory.offsets == (0,):
-            return self._with_counter
-        return self._with_buffers(memory)
+            return _with_counter(self.launch, self.index)
+        return _with_buffers(self.launch, self.index, memory)
 
-    def _with_counter(self, stream: int, *addresses: int) -> None:
-        """Of the fastest kernels, whose calls must not cost more than they have to."""
-        self.launch.enqueue(stream, *addresses, tile_counters.address(self.index, stream))
 
-    def _with_buffers(self, memory: _Memory) -> Callable[..., None]:
-        zeroed_bytes, other_bytes, counters, bases, offsets = memory
-        index, other_shape, device, where = self.index, (other_bytes,), torch.device("cuda", self.index), tuple(zip(bases, offsets))  # noqa: B905
-        launch, zeros = self.launch, _zeros
+# What enqueues a call. As of a program, it knows no call that knows it: see build/gpu/kernel.py.
 
-        def enqueue(stream: int, *addresses: int) -> None:
-            # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
-            zeroed = zeros(zeroed_bytes, device) if zeroed_bytes else None
-            other = empty_strided(other_shape, _DENSE, torch.uint8) if other_bytes else None
-            at = (
-                0 if zeroed is None else zeroed.data_ptr(),
-                0 if other is None else other.data_ptr(),
-                tile_counters.address(index, stream, counters) if counters else 0,
-            )
-            launch.enqueue(stream, *addresses, *[at[kind] + offset for kind, offset in where])
 
-        return enqueue
+def _with_counter(launch: Launch, index: int) -> Callable[..., None]:
+    """Of the fastest kernels, whose calls must not cost more than they have to."""
+
+    def enqueue(stream: int, *addresses: int) -> None:
+        launch.enqueue(stream, *addresses, tile_counters.address(index, stream))
+
+    return enqueue
+
+
+def _with_buffers(launch: Launch, index: int, memory: _Memory) -> Callable[..., None]:
+    """Of all others."""
+    zeroed_bytes, other_bytes, counters, bases, offsets = memory
+    other_shape, device, where = (other_bytes,), torch.device("cuda", index), tuple(zip(bases, offsets, strict=True))
+    zeros = _zeros
+
+    def enqueue(stream: int, *addresses: int) -> None:
+        # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
+        zeroed = zeros(zeroed_bytes, device) if zeroed_bytes else None
+        other = empty_strided(other_shape, _DENSE, torch.uint8) if other_bytes else None
+        at = (
+            0 if zeroed is None else zeroed.data_ptr(),
+            0 if other is None else other.data_ptr(),
+            tile_counters.address(index, stream, counters) if counters else 0,
+        )
+        launch.enqueue(stream, *addresses, *[at[kind] + offset for kind, offset in where])
+
+    return enqueue
 
 
 def _program(kernel: Kernel, call: Call) -> Program:

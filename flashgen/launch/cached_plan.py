@@ -131,7 +131,7 @@ def _runner(index: int, dtype: torch.dtype, absent: tuple[int, ...], shapes: Sha
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if current_device() != index:
             with torch.cuda.device(index):
-                return run(with_lse, q, k_cache, v_cache, *tensors)
+                return _runner(index, dtype, absent, shapes, bound)(with_lse, q, k_cache, v_cache, *tensors)
         out = empty_strided(out_shape, out_strides, dtype)
         lse = empty_strided(lse_shape, lse_strides, torch.float32) if with_lse else None
         if enqueue is not None:

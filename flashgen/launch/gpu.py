@@ -144,7 +144,7 @@ def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall 
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if current_device() != index:
             with torch.cuda.device(index):
-                return run(q, k, v, with_lse, *tensors)
+                return _runner(index, dtype, outputs, bound, seed_position)(q, k, v, with_lse, *tensors)
         out = empty_strided(shape, strides, dtype)
         lse = empty_strided(lse_shape, lse_strides, torch.float32) if with_lse else None
         if enqueue is not None:

@@ -112,7 +112,7 @@ def _runner(index: int, dtype: torch.dtype, shapes: Shapes, bound: BoundCall | N
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if current_device() != index:
             with torch.cuda.device(index):
-                return run(with_lse, q, k, v, of_q, of_kv, used_q, used_kv, *of_modifiers)
+                return _runner(index, dtype, shapes, bound)(with_lse, q, k, v, of_q, of_kv, used_q, used_kv, *of_modifiers)
         out = empty_strided(out_shape, out_strides, dtype)
         lse = empty_strided(lse_shape, lse_strides, torch.float32) if with_lse else None
         if enqueue is None:

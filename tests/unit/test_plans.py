@@ -313,7 +313,7 @@ def test_a_plan_gives_a_program_its_buffers(into: Into, monkeypatch: pytest.Monk
     assert made.bound is not None
     kinds = (BufferKind.CALL, BufferKind.STREAM_COUNTER, BufferKind.CALL_ZEROED, BufferKind.CALL)
     buffers = [Buffer(f"b{i}", size, kind) for i, (size, kind) in enumerate(zip((400, 12, 8, 600), kinds, strict=True))]
-    made.bound.enqueue = made.bound._with_buffers(bound._memory(buffers))
+    made.bound.enqueue = bound._with_buffers(made.bound.launch, made.bound.index, bound._memory(buffers))
     made.run = gpu._runner(made.index, made.dtype, made.outputs, made.bound)
     monkeypatch.setattr(
         bound, "tile_counters", SimpleNamespace(address=lambda device, stream, count: 1000 * device + 10 * count + stream - 30)
