@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from .errors import ArgumentError, shown
 from .family import Traffic
-from .modifier import modifier_operands, modifiers_of, reads_scores
+from .modifier import modifier_operands, modifiers_of
 from .modifiers import kind_of
 from .operands import Call
 from .operation import operation_of
@@ -29,7 +29,6 @@ ELEMENTS = {Dtype.BF16: "Bf16", Dtype.FP16: "Fp16"}  # what kernels call the typ
 
 
 _DENSE: Mapping[str, tuple[int, ...]] = {}
-_NO_VIEWS: Mapping[str, View] = {}
 
 
 def attention_call(

@@ -6,7 +6,6 @@ how many keys there is room for, and a captured graph stays right when lengths c
 
 from __future__ import annotations
 
-
 from .attention import reciprocal
 from .operands import Call
 from .parameters import Parameter, ParameterBlock

@@ -17,8 +17,8 @@ import torch
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, given_modifiers, modifier_gradients, modifier_named, modifier_operands
 from flashgen.codegen.modifiers import TRACED, listed_names
-from flashgen.codegen.operands import Operand, View
-from flashgen.codegen.operation import dense, view_of
+from flashgen.codegen.operands import Operand
+from flashgen.codegen.operation import dense
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 

@@ -10,7 +10,7 @@ import torch
 from flashgen.codegen.attention import attention_call
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given
-from flashgen.codegen.operands import Call, View
+from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import dense
 from flashgen.codegen.problem import Problem
 

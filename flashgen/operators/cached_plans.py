@@ -106,7 +106,7 @@ def cached_run_at_hand(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]
                 return None
             key = (signature_of(tensors), options, loaded.kernels.generation)
             plan = _plans().get(key)
-    except (AttributeError, TypeError, RuntimeError):  # an argument that `check_cached_types` will speak of
+    except (AttributeError, IndexError, TypeError, RuntimeError):  # an argument that `check_cached_types` will speak of
         return None
     if plan is None:
         if not all(tensor.is_cuda for tensor in tensors[:3]):

@@ -267,7 +267,7 @@ FAULTS = [
         "end_of_share(shares.first_tile(block + 1) - 1),",
         "warps",
     ),
-    fault_of("no-next-sequence", "return {batch, head.head + is_last,", "return {head.batch, head.head + is_last,", "row-groups"),
+    fault_of("next-sequence-of-the-first-head", "return {batch, head.head + is_last,", "return {batch, 0,", "row-groups"),
     fault_of("head-of-the-part", "return {batch, head, head * all + before,", "return {batch, 0, head * all + before,", "warps"),
     fault_of("entries-of-the-tile-before", "look_up_next(entries_of(before));", "look_up_next(entries_of(next));", "warps"),
     fault_of("entries-not-waited-for", _WAIT, "group_barrier();", "warps"),

@@ -376,4 +376,4 @@ def test_the_tool_measures_calls_without_a_gpu() -> None:
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     names = re.findall(r"^(.+?) +median +[\d.]+  least +[\d.]+$", done.stdout, re.MULTILINE)
     assert names[:3] == ["dense", "packed", "packed with hints"]
-    assert len(names) == len(done.stdout.splitlines()) == 7
+    assert len(names) == len(done.stdout.splitlines()) == 11

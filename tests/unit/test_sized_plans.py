@@ -153,7 +153,16 @@ def packed_call(draw: random.Random, options: dict[str, Any], backward: bool) ->
     used = ints(batch) if options.get("used") else None
     lengths = (draw.randint(0, 3000), draw.randint(0, 3000)) if options.get("hints") else (None, None)
     modifiers = options.get("modifiers", NO_MODIFIERS)
-    tensors = tuple(tensor(heads_kv * group, dtype=torch.float32) for name in modifiers.names if name in ("alibi", "sinks"))
+    room = [max(1, one) for one in lengths if one is not None] or [draw.randint(1, 1200), draw.randint(1, 1200)]
+    if options.get("of_scores"):
+        lengths = room[0], room[1]  # as `lengths_of_scores` finds them
+    made = {
+        "alibi": lambda: tensor(heads_kv * group, dtype=torch.float32),
+        "bias": lambda: tensor(draw.choice([1, batch]), heads_kv * group, *room),
+        "boolean_mask": lambda: tensor(batch, 1, *room, dtype=torch.bool),
+        "sinks": lambda: tensor(heads_kv * group, dtype=torch.float32),
+    }
+    tensors = tuple(made[name]() for name in modifiers.names if name in made)
     every = (q, k, v, ends, ends if alike else ints(batch + 1), used, None, *tensors)
     told = PackedOptions(options.get("causal", True), options.get("scale"), lengths[0], lengths[1], modifiers)
     if not backward:
@@ -193,7 +202,16 @@ def cached(draw: random.Random, options: dict[str, Any], backward: bool) -> Call
     q = tensor(batch, len_q, heads_kv * group, d, gap=draw.choice([0, 8]))
     caches = [tensor(pages, page_size, heads_kv, d, dtype=kind, gap=gap) for _ in "kv"]
     modifiers = options.get("modifiers", NO_MODIFIERS)
-    of_modifiers = [tensor(heads_kv * group, dtype=torch.float32) for name in modifiers.names if name in ("alibi", "sinks")]
+    keys = width * page_size if there & TABLE else page_size
+    made = {
+        "alibi": lambda: tensor(heads_kv * group, dtype=torch.float32),
+        "bias": lambda: tensor(draw.choice([1, batch]), heads_kv * group, len_q, keys),
+        "boolean_mask": lambda: tensor(batch, 1, len_q, keys + draw.choice([0, 8]), dtype=torch.bool)[..., :keys],
+        "prefix_len": lambda: ints(batch),
+        "sinks": lambda: tensor(heads_kv * group, dtype=torch.float32),
+        "tree_mask": lambda: tensor(draw.choice([1, batch]), heads_kv * group, len_q, len_q, dtype=torch.bool),
+    }
+    of_modifiers = [made[name]() for name in modifiers.names if name in made]
     table = ints(batch, 50)[:, :width] if draw.random() < 0.5 else ints(batch, width)
     found = [ints(batch)]
     for bit, one in ((TABLE, table), (BATCH_IDX, ints(batch)), (LEFTPAD, ints(batch))):
@@ -253,7 +271,10 @@ KINDS: dict[str, tuple[Callable[..., Called], dict[str, Any], bool]] = {
     "packed, groups": (packed_call, {"group": 8, "causal": False, "d": 128, "used": True}, False),
     "packed, hints": (packed_call, {"hints": True, "alike": True}, False),
     "packed, slopes in a window": (packed_call, {"modifiers": Given(("alibi", "window"), WINDOW.sizes)}, False),
+    "packed, a mask": (packed_call, {"modifiers": Given(("boolean_mask",)), "of_scores": True, "causal": False}, False),
+    "packed, a bias": (packed_call, {"modifiers": Given(("bias",)), "of_scores": True}, False),
     "packed backward": (packed_call, {"hints": True}, True),
+    "packed backward, a mask": (packed_call, {"modifiers": Given(("boolean_mask",)), "of_scores": True}, True),
     "packed backward, deterministic": (packed_call, {"deterministic": True, "alike": True, "d": 128, "group": 1}, True),
     "cached": (cached, {}, False),
     "cached, pages of several sizes": (cached, {"page_sizes": [1, 40, 48, 64, 64], "d": 128}, False),
@@ -261,6 +282,9 @@ KINDS: dict[str, tuple[Callable[..., Called], dict[str, Any], bool]] = {
     "cached, an entry each": (cached, {"there": BATCH_IDX, "causal": False}, False),
     "cached, batch invariant": (cached, {"batch_invariant": True}, False),
     "cached, a window and sinks": (cached, {"modifiers": Given(("sinks", "window"), WINDOW.sizes)}, False),
+    "cached, a mask": (cached, {"modifiers": Given(("boolean_mask",))}, False),
+    "cached, a tree mask and a prefix": (cached, {"modifiers": Given(("prefix_len", "tree_mask"))}, False),
+    "cached, a bias": (cached, {"modifiers": Given(("bias",)), "there": LEFTPAD, "page_sizes": [300, 500]}, False),
     "cached, e4m3": (cached, {"there": TABLE | K_DESCALE | V_DESCALE}, False),
     "cached, appended": (cached, {"there": TABLE | APPENDED}, False),
     "cached, appended and rotated": (cached, {"there": TABLE | LEFTPAD | APPENDED | ROTARY}, False),

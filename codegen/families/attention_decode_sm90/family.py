@@ -140,15 +140,8 @@ class AttentionDecodeSm90(Family):
         blocks = blocks_for(heads, w.batch, key_tiles, device.sm_count)
         batch, row, head, _ = call.views["out"].strides
         aligned = aligned_shares(heads, blocks)
-        numbers = {
-            "key_tiles": key_tiles,
-            "batch": w.batch,
-            "row_tiles": tiles.count,
-            "head_sets": tiles.head_sets,
-            "tile_heads": tiles.heads,
-            "blocks": blocks,
-            "aligned_shares": aligned,
-        }
+        numbers = {"key_tiles": key_tiles, "batch": w.batch, "row_tiles": tiles.count, "head_sets": tiles.head_sets}
+        numbers |= {"tile_heads": tiles.heads, "blocks": blocks, "aligned_shares": aligned}
         values = {
             **numbers,
             **{f"{name}_reciprocal": reciprocal(number) for name, number in numbers.items()},

@@ -27,23 +27,19 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText, Program
-from flashgen.codegen.score_tensors import OF_BATCHES, fetches
+from flashgen.codegen.score_tensors import OF_BATCHES
 from flashgen.codegen.target import Target, targets
 from flashgen.codegen.tensor_map import STRIDE_END
 from flashgen.codegen.workload import Workload, equal_lengths
 
 from . import model
-from .config import PACK_GQA, STAGE_BYTES, TILE_BYTES, AttentionForwardSm90Config, RowMax, Scheduler
-from .launch import PANEL, forward_maps, most_work_tiles, packed_tile_values, tile_values, work_tiles
+from .config import PACK_GQA, AttentionForwardSm90Config, RowMax, Scheduler
+from .launch import forward_maps, most_work_tiles, packed_tile_values, tile_values, work_tiles
 from .pages import cached_modifier_reasons, page_block, page_values, paged_config, tile_boxes, with_page_files
 from .registers import registers_given, registers_needed
+from .storage import shared_bytes, width_in_panels
 
-SUM_BYTES = 8  # of shared memory for the statistics of each row: kStatisticsBytes in forward_storage.cuh
 WIDEST_BESIDE_ANOTHER = 192  # head_dim_v of a block that shares its SM: 96 registers of a product's 128; 256 does not compile (C7602)
-
-
-def _panels(width: int) -> int:
-    return -(-width // PANEL)
 
 
 class AttentionForwardSm90(Family):
@@ -100,7 +96,7 @@ class AttentionForwardSm90(Family):
         if widest < 256:  # three warpgroups have fewer registers each, and so has one where ALiBi's offsets take some
             widest, most_warpgroups = widest - 16 * ("alibi" in problem.modifiers), 2
         limits = (("warpgroups", 1, most_warpgroups, 1), ("block_kv", 32, widest, 16), ("stages", 2, 4, 1))
-        for name, low, high, step in (*limits, ("query_stages", 1, 2, 1), ("out_panels", 1, _panels(problem.head_dim_v), 1)):
+        for name, low, high, step in (*limits, ("query_stages", 1, 2, 1), ("out_panels", 1, width_in_panels(problem.head_dim_v), 1)):
             if not low <= (value := getattr(config, name)) <= high or value % step:
                 reasons.append(f"{name} must be {'' if step == 1 else f'a multiple of {step} '}from {low} to {high}; got {value}")
         if config.pack_gqa not in PACK_GQA:
@@ -166,16 +162,7 @@ class AttentionForwardSm90(Family):
 
     def shared_bytes(self, problem: Problem, config: AttentionForwardSm90Config) -> int:
         """Dynamic shared memory of a block, in bytes: queries, the stages of K and V, panels of the output, sums, barriers."""
-        panel, panels, panels_v = PANEL * problem.dtype.bytes, _panels(problem.head_dim), _panels(problem.head_dim_v)
-        tiles = config.query_stages * config.block_q * panels + config.stages * config.block_kv * (panels + panels_v)
-        tiles += config.block_q * _panels(config.block_kv) if problem.modifiers and fetches(problem) else 0  # fetched_bytes
-        tiles += linear_columns(problem) * _panels(config.block_kv) if problem.modifiers else 0
-        words = seen_tiles.word_bytes(problem, config.stages, 1) if problem.modifiers else 0
-        words += (
-            (config.work_slots + 2) * TILE_BYTES if problem.is_packed or problem.is_cached else 0
-        )  # sequences of tiles, and the tile found last
-        words += STAGE_BYTES if problem.is_cached else 0  # of values that the producer zeroes rows of
-        return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + config.barrier_bytes + words
+        return shared_bytes(problem, config)
 
     def program(self, config: AttentionForwardSm90Config, call: Call, device: Device) -> Program:
         """See Family. As many blocks as are resident at once, as they stay. Only tiles that are claimed need a counter."""

@@ -59,12 +59,12 @@ struct ScoreTensor {
         if (query >= len_q || key >= len_kv) return {};
         return of_row[0][static_cast<i64>(query) * query_step + static_cast<i64>(key) * key_step];
     }
-    // Calls change(s, element) for each score of a fragment.
 //% else
     // Of a query and a key; of the last ones for those past the end, which others hide.
     __device__ __forceinline__ T at(int query, int key) const {
         return of_row[0][static_cast<i64>(min(query, len_q - 1)) * query_step + static_cast<i64>(min(key, len_kv - 1)) * key_step];
     }
+//% endif
 //% if early
     // Loads the elements of a fragment, so that they are here once its scores are. There are none behind the last key.
     template <int kTiles, class Position>
@@ -99,6 +99,9 @@ struct ScoreTensor {
             for (int j = 0; j < kTiles; ++j)
                 change(S[0][j][h * 2], ahead[h][j].get(0)), change(S[0][j][h * 2 + 1], ahead[h][j].get(1));
     }
+//% else
+//% if packed
+    // Calls change(s, element) for each score of a fragment.
 //% else
     // Calls change(s, element) for each score of a fragment that has an element.
 //% endif
