@@ -67,12 +67,16 @@ def length_parameters(name: str) -> tuple[Parameter, ...]:
     return Parameter("int", f"{name}_len_q"), Parameter("int", f"{name}_len_kv")
 
 
-def length_values(name: str, call: Call) -> dict[str, int | float]:
-    """These numbers, of packed sequences; of an axis along which all elements are the same there is no end."""
+def length_values(name: str, call: Call, gradient: str = "") -> dict[str, int | float]:
+    """These numbers, of packed sequences; of an axis along which all elements are the same there is no end.
+
+    gradient: of the tensor, which ends where it has elements of its own
+    """
     if not call.problem.is_packed:
         return {}
-    sizes, strides = call.views[name]
-    return {f"{name}_len_{side}": size if step else _ENDLESS for side, size, step in zip(("q", "kv"), sizes[2:], strides[2:], strict=True)}
+    views = [call.views[one] for one in (name, gradient) if one in call.views]
+    ends = {side: [view.sizes[dim] for view in views if view.strides[dim]] for dim, side in ((2, "q"), (3, "kv"))}
+    return {f"{name}_len_{side}": sizes[0] if sizes else _ENDLESS for side, sizes in ends.items()}
 
 
 def score_values(name: str, operand: str, call: Call) -> dict[str, int | float]:

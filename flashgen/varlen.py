@@ -15,7 +15,7 @@ from .launch.arguments import require_together
 from .launch.asked import asked
 from .launch.jagged import JaggedCall
 from .launch.keywords import modified_of_call
-from .launch.packed_arguments import PackedTokens, check_packed_types, lengths_of_scores, require_plain_causal
+from .launch.packed_arguments import PackedTokens, check_packed_types, lengths_of_scores, narrowed, require_plain_causal
 from .operators.autograd import is_differentiated
 from .operators.packed import attention_varlen_forward, attention_varlen_output, packed_run_at_hand
 from .operators.packed_gradients import differentiable_varlen
@@ -137,7 +137,8 @@ def attention_varlen(
     bias: [batch, heads_q, max_q, max_kv], or 1 along some of these, of q's dtype or fp32, and mask: the same, bool: of sequence b the
        elements [b, head, query, key], as `flashgen.attention` has them. max_q and max_kv are what these tensors have, the same where both
        have more than one, and stand for max_seqlen_q and max_seqlen_kv. In a longer sequence scores without an element of the bias gain
-       nothing, and keys without one of the mask are hidden; elements beyond a shorter one are not looked at
+       nothing, and keys without one of the mask are hidden; elements beyond a shorter one are not looked at. Along an axis of 1, or one
+       that a tensor is expanded along, its element is that of all queries or keys, however many there are
     score_mod: score_mod(score, batch, head, query, key), as `flashgen.attention` has it: batch is the number of the sequence, query and key
        are counted from 0 in it. What is built in is not found in it: a softcap or ALiBi is faster by its own keyword
     mask_mod: mask_mod(batch, head, query, key), as `flashgen.attention` has it, with these numbers. Tiles that nobody sees cost no time. A
@@ -183,6 +184,7 @@ def attention_varlen(
     ):
         require_plain_causal(causal)
         if bias is not None or mask is not None:
+            bias, mask = narrowed(bias), narrowed(mask)
             where = (*where[:4], *lengths_of_scores(where[4], where[5], bias, mask))
         are_equal = where[1] is where[0] and where[3] is where[2]  # lengths of queries and keys, as far as anybody but the device knows
         modifiers = (window, softcap, alibi_slopes, sinks, bias, mask, None, chunk, prefix_len, None, dropout_p, score_mod, mask_mod)

@@ -60,6 +60,7 @@ class ParameterMemory:
 
     def load(self, bound: Any) -> None:
         """Makes these the parameters of another launch, all but the addresses: see `Launch`."""
+        self.holds = None  # so that nobody takes them for another launch's, should somebody interrupt this
         self._numbers[:] = bound.numbers
         for (_, field), maps in zip(self.map_fields, bound.maps, strict=True):
             field.take_from(maps)

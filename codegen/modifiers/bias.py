@@ -102,7 +102,7 @@ class Bias(Modifier):
         of_sums = sum_values(D_BIAS_SUM, D_BIAS, call) if collects_gradients(call.problem) else {}
         return {
             **score_values(BIAS, BIAS, call),
-            **length_values(BIAS, call),
+            **length_values(BIAS, call, D_BIAS),
             **of_sums,
             "bias_per_unit": float32(1 / float32(score_unit(call))),
         }

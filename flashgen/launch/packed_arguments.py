@@ -102,6 +102,14 @@ def lengths_of_scores(max_seqlen_q: Any, max_seqlen_kv: Any, bias: Any, mask: An
     return found[0], found[1]
 
 
+def narrowed(tensor: Any) -> Any:
+    """A bias or a mask with one element of each axis of queries or keys along which it is expanded: an axis of one has no end."""
+    for dim in (-2, -1) if isinstance(tensor, torch.Tensor) else ():
+        if tensor.ndim >= -dim and tensor.shape[dim] > 1 and tensor.stride(dim) == 0:
+            tensor = tensor.narrow(dim, 0, 1)
+    return tensor
+
+
 def check_packed_call(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -191,7 +199,7 @@ def expected_lengths(q: torch.Tensor, k: torch.Tensor, tokens: PackedTokens, mod
 
     With tensors of which each score has an element, lengths are what these have: see `lengths_of_scores`.
     """
-    if modifiers.names and any(modifier_named(name).reads_scores for name in modifiers.names):
+    if modifiers.names and any(modifier_named(name).packed_parameters for name in modifiers.names):
         return q.shape[0] if tokens[4] is None else tokens[4], k.shape[0] if tokens[5] is None else tokens[5]
     found = [length if most is None or most > length else most for length, most in ((q.shape[0], tokens[4]), (k.shape[0], tokens[5]))]
     return found[0], found[1]
@@ -237,7 +245,7 @@ def require_right_values(
 
 def _tensors_of_scores(modifiers: Given, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     """Those of which each score has an element, by name."""
-    reading = [modifier_named(name).reads_scores for name in modifiers.names for _ in modifier_named(name).tensors]
+    reading = [modifier_named(name).packed_parameters for name in modifiers.names for _ in modifier_named(name).tensors]
     return {name: tensor for name, tensor, reads in zip(tensor_names(modifiers.names), tensors, reading, strict=True) if reads}
 
 

@@ -22,10 +22,12 @@ from .sized_tensor import SizedTensor
 
 # Plans that a form keeps, of sizes that come again, and sizes that it remembers for that. If it kept those that come once, each would in
 # time cost the collector of garbage more than it takes to make.
-_MOST_PLANS, _MOST_MET = 1024, 2**14
+_MOST_PLANS, _MOST_MET = 256, 2**14
 _MOST_KINDS = 128  # beyond that the oldest half is dropped
 _MOST_FORMS, _MOST_WAYS = 8, 64  # of the same options, and of a form: a call looks at one after the other
 _MOST_RECORDED = 1024  # of a kind, which takes some seconds in all: whose calls find no way again and again gives up
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 Numbers = tuple[Any, ...]
 _Entries = frozenset[tuple[int, int, int]]  # each of which tensor, 0 for its shape or 1 for its strides, and of which dimension
@@ -45,17 +47,30 @@ class _Way:
 
     __slots__ = ("numbers", "plan", "sources")
 
-    def __init__(self, plan: Sized, numbers: Callable[..., Numbers | None]) -> None:
-        self.plan, self.numbers, self.sources = plan, numbers, loaded.kernels.sources()
+    def __init__(self, plan: Sized, numbers: Callable[..., Numbers | None], sources: Any) -> None:
+        self.plan, self.numbers, self.sources = plan, numbers, sources
 
 
 class _Form:
     """Calls whose tensors differ in some entries of shapes and strides alone. known: plans of those that were met, `last` the last one.
 
     fits: whether tensors, each once, are those of such a call; twins: places of those that are there twice
+    is_plain: whether no tensor is of a class that may listen to what PyTorch does with it
     """
 
-    __slots__ = ("_distinct", "_met", "_shaped", "_strided", "_twins", "fits_distinct", "known", "last", "requires_grad", "ways")
+    __slots__ = (
+        "_distinct",
+        "_met",
+        "_shaped",
+        "_strided",
+        "_twins",
+        "fits_distinct",
+        "is_plain",
+        "known",
+        "last",
+        "requires_grad",
+        "ways",
+    )
 
     def __init__(self, tensors: Sequence[torch.Tensor], twins: tuple[tuple[int, int], ...], varying: _Entries) -> None:
         again = {second for _, second in twins}
@@ -63,6 +78,7 @@ class _Form:
         self._shaped = [i for i in self._distinct if any((i, 0) == one[:2] for one in varying)]
         self._strided = [i for i in self._distinct if any((i, 1) == one[:2] for one in varying)]
         self.fits_distinct = form_guard([tensors[i] for i in self._distinct], [_varying_of(i, varying) for i in self._distinct])
+        self.is_plain = {*map(type, tensors)} <= _PLAIN
         self.requires_grad = any(tensor.requires_grad for tensor in tensors)
         self.known: dict[Numbers, Any] = {}
         self.last: tuple[Numbers, Any] = (), None
@@ -137,8 +153,9 @@ class _Form:
                 found.append(SizedTensor(entries[0], entries[1], tensor.dtype, tensor.device))
             return planned(found, tuple(None if n is None else size for n, size in zip(numbers, given[-1], strict=True)))
 
+        sources = loaded.kernels.sources()  # those of the recording: they may change meanwhile
         try:
-            way = _Way(plan, function_of_sizes(recorded, sizes))
+            way = _Way(plan, function_of_sizes(recorded, sizes), sources)
         except Exception:  # a call that has been planned must not fail because nobody can learn from it; a test knows what can be recorded
             return
         del self.ways[_MOST_WAYS - 1 :]
@@ -168,15 +185,17 @@ class SizedPlans:
         """The plan of a call like others but for its sizes, if it is known or there is a way to it.
 
         options: all that decides a plan beside tensors that are there; numbers: but for these, which are sizes or None
-        alone: not for autograd, so none where tensors require grad and gradients are enabled
+        alone: past PyTorch's dispatcher: none for tensors of other classes, nor where some require grad and gradients are enabled
         """
-        forms = self._forms.get(options)
+        forms = self._forms.get(_with_types(options, numbers))
         if forms is not None:
             for at, form in enumerate(forms):
                 if form.fits(tensors):
                     if at:
                         forms.insert(0, forms.pop(at))
-                    return None if alone and form.requires_grad and torch.is_grad_enabled() else form.plan(tensors, numbers)
+                    if alone and not (form.is_plain and not (form.requires_grad and torch.is_grad_enabled())):
+                        return None
+                    return form.plan(tensors, numbers)
         return None
 
     def learn(
@@ -193,7 +212,8 @@ class SizedPlans:
             (one.dtype, one.device, one.ndim, one.requires_grad, one.shape[-1] if i < self._of_heads and one.ndim else 0)
             for i, one in enumerate(tensors)
         )
-        key = (options, of_tensors, twins, tuple(number is None for number in numbers))
+        options = _with_types(options, numbers)
+        key = (options, of_tensors, twins)
         entries = tuple((tuple(one.shape), one.stride()) for one in tensors)
         kind = self._kinds.get(key)
         if kind is None:
@@ -217,6 +237,11 @@ class SizedPlans:
             forms.insert(0, form)
             del forms[_MOST_FORMS:]
         form.learn(tensors, numbers, plan, planned, varying)
+
+
+def _with_types(options: Hashable, numbers: Numbers) -> Hashable:
+    """Options, and which numbers are None: no form is of both. Others than ints are of no form."""
+    return (options, *map(type, numbers)) if numbers else options
 
 
 def _different(some: Numbers, others: Numbers) -> _Entries:

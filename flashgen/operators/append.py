@@ -97,7 +97,7 @@ def _signature(tensors: AppendTensors, flags: tuple[bool, bool]) -> tuple[Any, .
 
 def _sized(tensors: AppendTensors, flags: tuple[bool, bool]) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
     """What `SizedPlans` is told of a call: what decides plans but for sizes, and tensors that are there."""
-    columns = None if tensors.rotary_cos is None else tensors.rotary_cos.shape[-1]
+    columns = None if tensors.rotary_cos is None else tensors.rotary_cos.shape[-1:]  # none of a wrong one
     is_there = tuple([tensor is not None for tensor in tensors])
     return (*flags, is_there, columns, loaded.kernels.generation), [tensor for tensor in tensors if tensor is not None]
 

@@ -106,7 +106,7 @@ def cached_run_at_hand(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]
                 return None
             key = (signature_of(tensors), options, loaded.kernels.generation)
             plan = _plans().get(key)
-    except (AttributeError, IndexError, TypeError, RuntimeError):  # an argument that `check_cached_types` will speak of
+    except (AttributeError, TypeError, RuntimeError):  # an argument that `check_cached_types` will speak of
         return None
     if plan is None:
         if not all(tensor.is_cuda for tensor in tensors[:3]):
@@ -129,7 +129,7 @@ def cached_run_at_hand(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]
 
 def _sized(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]) -> tuple[Any, ...]:
     """What decides plans but for sizes, and is not told by which tensors are there."""
-    return options, tensors[-1].shape[-1] if options[0] & ROTARY else None, loaded.kernels.generation
+    return options, tensors[-1].shape[-1:] if options[0] & ROTARY else None, loaded.kernels.generation
 
 
 def _new_plan(key: tuple[Any, ...], tensors: Sequence[torch.Tensor], options: CachedOptions) -> _Plan:

@@ -94,6 +94,7 @@ def test_all_queries_see_the_prefix(kernel: str, prefix: str, lengths: tuple[int
 _LOAD = "prefix = min(lengths[batch], len_kv);"
 _KEYS = "{seen.begin, max(seen.end, prefix)}"
 _VISIBLE = "key < prefix || others.visible(query, key)"
+_COLUMNS = "visible |= columns_below(max(chain.prefix, 0) - origin);"
 _OF_KEY = "if (key < prefix) return"
 _FULL = "if (end_key <= prefix) return"
 _QUERIES = "first_key < prefix ? 0 : seen.begin"
@@ -105,8 +106,9 @@ FAULTS = [
     fault_of("beyond-the-end", _LOAD, "prefix = lengths[batch];", "backward-sm90"),
     fault_of("causal-mask-not-opened", _KEYS, "{seen.begin, seen.end}", "generic"),
     fault_of("window-not-opened", "key < seen.begin && key >= chain.prefix", "key < seen.begin", "generic-window"),
-    fault_of("chunk-not-opened", "key < seen.begin && key >= chain.prefix", "key < seen.begin", "packed"),
-    fault_of("gap-seen", "key < seen.begin && key >= chain.prefix", "false", "sm90-window"),
+    fault_of("chunk-not-opened", _COLUMNS, "", "packed"),
+    fault_of("gap-seen", _COLUMNS, "visible |= columns_below(seen.end - origin);", "sm90-window"),
+    fault_of("prefix-wraps", _COLUMNS, "visible |= columns_below(chain.prefix - origin);", "sm90-window"),
     fault_of("gap-taken-for-full", "(of_last.begin + kBlockKv - 1) / kBlockKv", "begin / kBlockKv", "generic-window"),
     fault_of("prefix-tiles-skipped", "this->prefix > 0 ? 0 : of_first.begin", "of_first.begin", "sm90-window"),
     fault_of("causal-mask-not-opened", _OF_KEY, "if (false) return", "backward-persistent"),
@@ -127,7 +129,7 @@ FAULTS = [
 def test_a_fault_of_a_prefix_shows(kernel: str, planted: Fault) -> None:
     spec = KERNELS[kernel].spec()
     text = planted.apply(emulated_text(spec), Atoms.EMULATED)
-    prefix = (3, 700) if "beyond" in planted.name else (3, 200)
+    prefix = (-(2**31) if "wraps" in planted.name else 3, 700 if "beyond" in planted.name else 200)
     tensors = drawn(kernel, spec, (650, 500), prefix, (100, 0), 150)
     if "beyond" in planted.name:  # a log-sum-exp far below 0, to which a score of 0, of a key that is not there, is huge
         tensors["q"].abs_().mul_(8)

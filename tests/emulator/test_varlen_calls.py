@@ -388,3 +388,25 @@ def test_sinks_without_keys_have_gradients_of_lse() -> None:
     _, lse = flashgen.attention_varlen(q, k, k, cu_seqlens_q=ends, cu_seqlens_kv=nothing, scale=0.3, sinks=sinks, return_lse=True)
     (found,) = torch.autograd.grad(lse[:, :7].sum(), sinks)
     assert found.tolist() == [7.0] * 4
+
+
+def test_an_axis_that_a_bias_is_expanded_along_has_no_end() -> None:
+    """As one of size 1: a sequence may be longer, and the gradient is the sum over it, whatever comes of the expansion."""
+    ends, q = torch.tensor([0, 40, 50], dtype=torch.int32), torch.randn(50, 2, 16, generator=torch.Generator().manual_seed(3)).bfloat16()
+    found = []
+    for size in (1, 24):
+        bias = torch.randn(2, 1, 1, 24, generator=torch.Generator().manual_seed(4)).requires_grad_()
+        out = flashgen.attention_varlen(q, q, q, cu_seqlens_q=ends, cu_seqlens_kv=ends, bias=bias.expand(2, 1, size, 24))
+        found.append((out, *torch.autograd.grad(out.float().square().sum(), bias)))
+    for one, other in zip(*found, strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_score_mod_may_capture_what_is_shorter_than_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where somebody looks at values, too."""
+    monkeypatch.setattr(packed_arguments, "values_are_checked", True)
+    q, ends, slopes = torch.ones(50, 2, 16).bfloat16(), torch.tensor([0, 7, 50], dtype=torch.int32), torch.zeros(2)
+    out = flashgen.attention_varlen(
+        q, q, q, cu_seqlens_q=ends, cu_seqlens_kv=ends, score_mod=lambda score, batch, head, query, key: score + slopes[head] * key
+    )
+    torch.testing.assert_close(out, q)

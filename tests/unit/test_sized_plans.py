@@ -439,3 +439,49 @@ def test_a_record_of_that_very_workload_counts(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(loaded.kernels, "sources", lambda: ("others",))
     of_tokens(607)()
     assert [one.tokens_q for one in asked[2:]] == [607]
+
+
+@pytest.mark.usefixtures("log")
+@pytest.mark.parametrize("backward", [False, True])
+@pytest.mark.parametrize("first", [True, False])
+def test_calls_with_and_without_expected_lengths_are_of_two_kinds(backward: bool, first: bool) -> None:
+    """By turns, and each first: none is planned by the way of the other, nor fails by it."""
+    draw = random.Random(11)
+    for turn in range(12):
+        hints = first if turn < 6 else not first
+        packed_call(draw, {"hints": hints}, backward)()
+    for turn in range(6):
+        packed_call(draw, {"hints": bool(turn % 2)}, backward)()
+
+
+@pytest.mark.usefixtures("log")
+def test_expected_lengths_that_are_no_ints_find_no_way() -> None:
+    draw = random.Random(12)
+    for _ in range(6):
+        packed_call(draw, {"hints": True}, False)()
+    q, k, v = (tensor(tokens, heads, 64) for tokens, heads in ((5000, 4), (6001, 2), (6001, 2)))
+    odds: tuple[Any, ...] = (torch.tensor(77), 77.0, "77")
+    for odd in odds:
+        with pytest.raises((ArgumentError, TypeError), match=r"max_seqlen_q|len_q|int"):
+            packed.packed_plan_for((q, k, v, ints(11), ints(11), None, None), PackedOptions(True, None, odd, 77))
+
+
+class Listening(torch.Tensor):
+    """Of a class that may listen to what PyTorch does."""
+
+
+@pytest.mark.usefixtures("log")
+def test_tensors_of_other_classes_never_pass_by_the_dispatcher() -> None:
+    told = TABLE, True, None, NO_MODIFIERS, False, False, False
+    for width in range(600, 606):
+        tensors = [tensor(8, 1, 8, 64).as_subclass(Listening), *[tensor(2000, 64, 2, 64) for _ in "kv"], ints(8), ints(8, width)]
+        cached_plans.cached_plan_for(tensors, CachedOptions(*told))
+        assert cached_plans.cached_run_at_hand(tensors, told) is None
+
+
+@pytest.mark.usefixtures("log")
+def test_rotary_tables_without_dimensions_are_refused_by_name() -> None:
+    caches, cos = [tensor(2000, 16, 2, 64) for _ in "kv"], tensor(1, dtype=torch.float32)[0]
+    tensors = AppendTensors(caches[0], caches[1], None, None, ints(8), ints(8, 9), tensor(8, 1, 8, 64), cos, cos)
+    with pytest.raises(ArgumentError, match=r"^rotary_cos must have 2 dimensions"):
+        append.append_plan_for(tensors, True, True)

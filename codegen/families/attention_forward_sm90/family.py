@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from flashgen.codegen import cached, packed, seen_tiles, wgmma
+from flashgen.codegen import packed, seen_tiles, wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
@@ -35,7 +35,7 @@ from flashgen.codegen.workload import Workload, equal_lengths
 from . import model
 from .config import PACK_GQA, AttentionForwardSm90Config, RowMax, Scheduler
 from .launch import forward_maps, most_work_tiles, packed_tile_values, tile_values, work_tiles
-from .pages import cached_modifier_reasons, page_block, page_values, paged_config, tile_boxes, with_page_files
+from .pages import cache_reasons, cached_modifier_reasons, page_block, page_values, paged_config, tile_boxes, with_page_files
 from .registers import registers_given, registers_needed
 from .storage import shared_bytes, width_in_panels
 
@@ -220,7 +220,7 @@ class AttentionForwardSm90(Family):
         if not call.workload.len_kv:
             reasons.append("len_kv must be at least 1 for tensor copies; got 0")
         if call.problem.is_cached:
-            reasons += cached.page_reasons(call.workload)
+            reasons += cache_reasons(call.workload)
         for name in TENSORS:
             if (longest := max(call.views[name].strides)) >= end:
                 reasons.append(f"strides of {name} must be below {end} elements; got {longest}")

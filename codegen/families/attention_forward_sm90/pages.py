@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flashgen.codegen.attention import reciprocal
-from flashgen.codegen.cached import box_keys, sequence_block, sequence_values
+from flashgen.codegen.cached import box_keys, page_reasons, sequence_block, sequence_values
 from flashgen.codegen.modifiers import kind_of
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
@@ -22,6 +22,7 @@ _TILES = ("common/cached_sequences", "common/tiled_span")  # behind the chain, o
 _BOXES = ("border", "box_keys", "tile_boxes")
 USUAL_PAGE = 64  # keys, where nobody says more
 LEAST_BOX = 32  # of a usual page
+_LONGEST = 2**31 - 2**14  # keys, so that the end of a tile that they begin is an int, too
 
 
 def with_page_files(tiles: tuple[str, ...]) -> tuple[str, ...]:
@@ -36,6 +37,14 @@ def cached_modifier_reasons(problem: Problem) -> list[str]:
     others = [kind for kind in map(kind_of, problem.modifiers) if kind not in MODIFIERS] if problem.is_cached else []
     rule = f"modifiers must be of {', '.join(MODIFIERS)} with sequences in a cache, as others count keys from the first one"
     return [f"{rule}; got {', '.join(others)}"] if others else []
+
+
+def cache_reasons(workload: Workload) -> list[str]:
+    """Why these kernels do not take a cache of such sizes."""
+    reasons = page_reasons(workload)
+    if workload.len_kv > _LONGEST:
+        reasons.append(f"len_kv must be at most {_LONGEST} keys that a sequence has room for; got {workload.len_kv}")
+    return reasons
 
 
 def page_block(block: ParameterBlock, problem: Problem) -> ParameterBlock:

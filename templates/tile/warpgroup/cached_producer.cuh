@@ -10,7 +10,7 @@ struct PageBox {
     __device__ __forceinline__ static PageBox find(const Parameters& p, const TiledSpan& keys, int batch, int tile) {
         const CachedSequences sequences = CachedSequences::of(p);
         const int row = tile * kBlockKv + lane_index() * p.box_keys;
-        if (row >= keys.end) return {p.page_size, 0};
+        if (lane_index() >= p.tile_boxes || row >= keys.end) return {p.page_size, 0};
         const PageRow at = sequences.page_row(keys.first + row);
         return {at.row, sequences.table == nullptr ? batch : *sequences.entry(batch, at)};
     }

@@ -22,7 +22,7 @@ __device__ __forceinline__ void mask_scores(float (&S)[1][kKeyTiles][4], int fir
             const int origin = first_key + first * 8 + lane % 4 * 2;
             u32 visible = columns_below(seen.end - origin) & ~columns_below(seen.begin - origin);
 //% if opens
-            visible |= columns_below(chain.prefix - origin);
+            visible |= columns_below(max(chain.prefix, 0) - origin);
 //% endif
 #pragma unroll
             for (int j = first; j < kKeyTiles && j < first + 16; ++j)
