@@ -227,6 +227,7 @@ def attention_with_kvcache(
         modifiers = (window, softcap, alibi_slopes, sinks, bias, mask, None, chunk, prefix_len, None, 0.0, score_mod, mask_mod)
         call = None if score_mod is None and mask_mod is None else call_on_cache(q, k_cache, block_table, scale)
         causal, modified, known = modified_of_call(causal, *modifiers, top_left=None, q=q, call=call, tree_mask=tree_mask)
+        # len: torch.compile of PyTorch 2.11 does not trace bool of a tuple
         is_local = len(modified) > 0 and ("window" in modified[0] or "chunk" in modified[0])
         if not is_dynamo_compiling():
             given, of_modifiers = (known, tuple(modified[3])) if modified and known is not None else asked(*modified)

@@ -7,7 +7,6 @@ from typing import Any, Literal, overload
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
-from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS
 from flashgen.codegen.seen import Ends
 
@@ -16,6 +15,7 @@ from .launch.asked import asked
 from .launch.jagged import JaggedCall
 from .launch.keywords import modified_of_call
 from .launch.packed_arguments import PackedTokens, check_packed_types, lengths_of_scores, narrowed, require_plain_causal
+from .launch.refused_keywords import refuse_keywords
 from .operators.autograd import is_differentiated
 from .operators.packed import attention_varlen_forward, attention_varlen_output, packed_run_at_hand
 from .operators.packed_gradients import differentiable_varlen
@@ -155,11 +155,8 @@ def attention_varlen(
     first that is wrong, and for a sequence longer than bias or mask. Nothing else waits for the device, and a CUDA graph may be replayed
     with other boundaries. Raises as `flashgen.attention` does.
     """
-    for name, value in others.items():
-        if name not in _REFUSED:
-            raise TypeError(f"attention_varlen() got an unexpected keyword argument {name!r}")
-        if value is not None:
-            raise ArgumentError(f"{name} must be left out of flashgen.attention_varlen: {_REFUSED[name]}")
+    if others:
+        refuse_keywords("attention_varlen", _REFUSED, others)
     where: tuple[Any, ...] = (cu_seqlens_q, cu_seqlens_kv, seqused_q, seqused_kv, max_seqlen_q, max_seqlen_kv)
     jagged = None
     if isinstance(q, torch.Tensor) and q.is_nested:
