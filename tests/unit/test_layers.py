@@ -26,6 +26,7 @@ STEPS = {
         ("timing",),
         ("tuning",),
         ("ahead", "api", "doctor", "kvcache", "varlen"),
+        ("integrations",),
         ("bench",),
         ("compare", "explain"),
         ("tuning_page",),
