@@ -15,6 +15,7 @@ from flashgen.codegen.typed import require_type
 
 from .launch.arguments import LAYOUTS, check_types, require_together
 from .launch.asked import asked
+from .launch.autocast import cast_by_autocast
 from .launch.gpu import CaptureError
 from .launch.keywords import complete, modified_of_call, seed_of
 from .launch.made_block_masks import BlockMask
@@ -187,6 +188,8 @@ def attention(
     Returns out [.., head_dim_v] in q's layout, dense; with return_lse also the natural log-sum-exp of the scaled scores,
     fp32 [batch, heads_q, len_q]; then the dropout mask, if asked for.
 
+    Under torch.autocast q, k and v are cast to its dtype, as those of PyTorch's attention are, unless all have one dtype of 16 bits.
+
     Every row whose scores, scaled and unscaled, are finite in fp32 is right; beyond that rows are NaN, and a NaN score gives NaN. A row
     that sees no key, or whose scores are all -inf, gives 0 and an lse of -inf, where plain PyTorch gives NaN. On Hopper, bf16 values of v
     beyond 2^41 may overflow in rows whose scaled scores rise by some 50 from their last keys to earlier ones. Probabilities are divided by
@@ -253,6 +256,7 @@ def attention(
             only = both if return_lse else both[0]
             return _beside_mask(only, q, k, layout, dropout_p, modified) if return_dropout_mask else only  # type: ignore[return-value]  # lse is there if it is wanted
     try:
+        q, k, v = cast_by_autocast(q, k, v)
         check_types(q, k, v, causal, scale, layout, return_lse, deterministic)
         if modified and known is not None:
             modified = complete(modified, known, q)

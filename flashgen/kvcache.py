@@ -12,6 +12,7 @@ from flashgen.codegen.seen import Ends
 
 from .launch.arguments import require_together
 from .launch.asked import asked
+from .launch.autocast import cast_by_autocast
 from .launch.cached_arguments import (
     CachedKeys,
     check_added_types,
@@ -273,6 +274,7 @@ def attention_with_kvcache(
             return both if return_lse else both[0]
     where = CachedKeys(lengths, block_table, cache_batch_idx, cache_leftpad, k_descale, v_descale)
     try:
+        q, k, v = cast_by_autocast(q, k, v)
         check_added_types(k, v, rotary_cos, rotary_sin, rotary_interleaved, num_splits, batch_invariant, has_lengths)
         check_cached_types(q, k_cache, v_cache, where, causal, scale, return_lse)
         of_call = (q, k_cache, v_cache, k, v, rotary_cos, rotary_sin, sinks, bias, k_descale, v_descale)

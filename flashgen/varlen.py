@@ -12,6 +12,7 @@ from flashgen.codegen.seen import Ends
 
 from .launch.arguments import require_together
 from .launch.asked import asked
+from .launch.autocast import cast_by_autocast
 from .launch.jagged import JaggedCall
 from .launch.keywords import modified_of_call
 from .launch.packed_arguments import PackedTokens, check_packed_types, lengths_of_scores, narrowed, require_plain_causal
@@ -196,6 +197,7 @@ def attention_varlen(
             found = both if return_lse else both[0]
             return found if jagged is None else jagged.nested(found)
     try:
+        q, k, v = cast_by_autocast(q, k, v)
         check_packed_types(q, k, v, PackedTokens(*where), causal, scale, return_lse, deterministic)
         if is_differentiated(q, k, v, *(modified[3] if modified else ())):
             both = differentiable_varlen(q, k, v, *where, causal, scale, deterministic, *modified)
