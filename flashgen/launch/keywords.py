@@ -23,7 +23,6 @@ from .asked import DROPOUT, MASK_NAME, OF_KEYS, UNDRAWN, Modified, asked, requir
 from .block_masks import with_block_mask
 from .built_in import CallOf
 from .known_functions import Answer, KnownFunctions, known_functions
-from .recorded_call import recorded_call
 from .seeds import drawn_seed
 from .traced_call import TracedCall
 from .views import may_wait, with_axes
@@ -70,6 +69,8 @@ def modified_of_call(
         score_mod, mask_mod = with_block_mask(score_mod, mask_mod, block_mask, call)
     if score_mod is not None or mask_mod is not None:
         if is_dynamo_compiling():
+            from .recorded_call import recorded_call  # which imports what traces, a second's work that other calls need not wait for
+
             traced = recorded_call(score_mod, mask_mod, top_left, window is None and prefix_len is None, getattr(q, "device", None))
         else:
             own = softcap, alibi_slopes is not None, bias is not None, mask is not None or key_padding_mask is not None

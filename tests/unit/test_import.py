@@ -34,6 +34,13 @@ def test_it_loads_nothing_heavy(tmp_path: Path) -> None:
     assert used.strip() == "True"
 
 
+def test_calls_load_no_compiler_of_pytorchs(tmp_path: Path) -> None:
+    """SymPy and Dynamo take a second to import, which only traced calls need."""
+    loaded = "print([m for m in ('sympy', 'torch._dynamo') if m in sys.modules])"
+    code = f"import sys, torch; import flashgen.api, flashgen.varlen, flashgen.kvcache; {loaded}"
+    assert run(code, tmp_path).strip() == "[]"
+
+
 def test_it_writes_nothing(tmp_path: Path) -> None:
     run("import flashgen", tmp_path)
     assert list(tmp_path.rglob("*")) == []
