@@ -55,6 +55,8 @@ class Family(ABC):
     `modifiers`: names of those that its kernels can have.
     `fetches_scores`: whether its kernels bring what scores have in memory to shared memory before they need it;
     `loads_scores_ahead`: to registers.
+    `changes_at_once`: whether its kernels change scores before the exponential, which has no part in that, and look at a tree mask while
+    they wait for its keys.
     `preference`: where no measurement says which family is faster, the one with the highest is taken of those that can do the same; see
     `preference_for`.
     """
@@ -70,6 +72,7 @@ class Family(ABC):
     modifiers: ClassVar[tuple[str, ...]] = ()
     fetches_scores: ClassVar[bool] = False
     loads_scores_ahead: ClassVar[bool] = False
+    changes_at_once: ClassVar[bool] = False
     preference: ClassVar[int] = 0
     automatic: ClassVar[bool] = True
     correct: ClassVar[bool] = True

@@ -49,6 +49,7 @@ _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key", "fetches"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
     *("traced_tiles", "traced_distances", "ahead", "linear", "hides", "packed", "cached", "invariant", "e4m3", "early"),
+    *("at_once", "offsets", "fronts", "looks"),
 )
 _FETCHING = ("cp_async", "ldmatrix")  # atoms of common/fetched_tensor
 _COLUMNS = 120
@@ -205,6 +206,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
             invariant=spec.problem.batch_invariant,
             e4m3=spec.problem.dtype_kv is CacheDtype.E4M3,
             early=spec.family.loads_scores_ahead and loads_ahead(spec.problem),
+            at_once=spec.family.changes_at_once,
         ),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers if modifier.link)],
         atoms=atom_files(used_atoms, atoms),

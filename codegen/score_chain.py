@@ -27,6 +27,7 @@ def conditions(
     invariant: bool = False,
     e4m3: bool = False,
     early: bool = False,
+    at_once: bool = False,
 ) -> dict[str, object]:
     """What texts say on behalf of modifiers: see templates/tile/common/score_changes.cuh.
 
@@ -38,11 +39,14 @@ def conditions(
     ahead: what is added by the distance alone is read before scores are there: beside other changes registers do not do for it;
     may_share: see `shares_distances`; packed, cached: whether sequences are; invariant: whether results
     are, of the batch; e4m3: whether keys and values are; early: whether kernels load tensors of scores ahead, see `loads_ahead`;
+    at_once: whether they change scores before the exponential, see `Family.changes_at_once`: then none of `folds`, `linear` and `offsets`,
+    of which the last says that the exponential adds what links leave to it; fronts: whether tiles may begin before the first key;
     opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; bends: a link bends scores, and their gradients know it; scatters: see
-    `Modifier.scattered_by`; all others: see `TracedModifier.conditions`
+    `Modifier.scattered_by`; looks: see tree_mask.py; all others: see `TracedModifier.conditions`
     """
     maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
-    found: dict[str, object] = {"maps": maps, "folds": maps and not adds, "adds": adds, "changes": maps or adds}
+    found: dict[str, object] = {"maps": maps, "folds": maps and not adds and not at_once, "adds": adds, "changes": maps or adds}
+    found |= {"at_once": at_once, "offsets": adds and not at_once, "fronts": at_once and cached}
     found |= {"packed": packed, "cached": cached, "invariant": invariant, "e4m3": e4m3, "early": early}
     found |= {"links": _links(modifiers), "collects": operation == "backward" and not maps and any(one.sum_parameters for one in modifiers)}
     named = {"heads": "has_heads", "joins": "joins_sums", "drops": "drops", "tensors": "reads_scores", "opens": "opens"}
@@ -50,10 +54,10 @@ def conditions(
         found[name] = any(getattr(one, attribute) for one in modifiers)
     found["bends"] = operation == "backward" and any(one.bends_scores for one in modifiers)
     found["fetches"] = may_fetch and any(one.fetched for one in modifiers)
-    found["linear"] = may_multiply and has_linear_terms(modifiers)
+    found["linear"] = may_multiply and not at_once and has_linear_terms(modifiers)
     found["scatters"] = any(one.scattered_by is not None for one in modifiers)
     found |= dict.fromkeys(("traced", "traced_score", "traced_slope", "traced_gradients", "traced_tiles", "traced_distances"), "")
-    found |= {"traced_mask": False, "learns": False, "ahead": False}
+    found |= {"traced_mask": False, "learns": False, "ahead": False, "looks": False}
     for one in modifiers:
         found |= one.conditions
     if not may_share:

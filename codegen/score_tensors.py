@@ -43,10 +43,15 @@ def fetches(problem: Problem) -> bool:
 
 
 @cache
+def score_tensors(problem: Problem) -> tuple[str, ...]:
+    """Names of the modifiers that have an element of each score. A tree mask has but those of the last keys."""
+    return tuple(one.name for one in modifiers_of(problem) if TILE_FILE in one.tiles and not one.for_inference)
+
+
+@cache
 def loads_ahead(problem: Problem) -> bool:
     """Whether kernels that can load elements of scores a fragment ahead. Wide heads have no registers for it, nor have many modifiers."""
-    having = [one for one in modifiers_of(problem) if TILE_FILE in one.tiles and not one.for_inference]
-    return bool(having) and problem.head_dim_v <= WIDEST_FETCHED and len(problem.modifiers) <= MOST_BESIDE_FETCHED + 1
+    return bool(score_tensors(problem)) and problem.head_dim_v <= WIDEST_FETCHED and len(problem.modifiers) <= MOST_BESIDE_FETCHED + 1
 
 
 def batch_values(call: Call) -> dict[str, int]:

@@ -29,6 +29,11 @@ class TreeMask(Modifier):
     adds_to_scores = True
     has_heads = reads_scores = for_inference = True
 
+    @property
+    def conditions(self) -> Mapping[str, object]:
+        """See Modifier. looks: whether a link looks at what it has in memory of the fragments of few keys."""
+        return {"looks": True}
+
     def operands(self, problem: Problem) -> tuple[Operand, ...]:
         """See Modifier. [batch, heads_q, len_q, len_q], with any strides."""
         return (Operand(TREE_MASK, (Axis.BATCH, Axis.HEADS_Q, Axis.LEN_Q, Axis.LEN_Q), Element.BOOL),)

@@ -16,6 +16,7 @@ from flashgen.codegen.cached import ENTRIES
 from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.families.attention_decode_sm90.boxes import PART_COST
 from flashgen.codegen.families.attention_decode_sm90.config import AttentionDecodeSm90Config
+from flashgen.codegen.modifier import with_sizes_to_verify
 from flashgen.codegen.operands import Role
 from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.program import Program
@@ -36,24 +37,39 @@ SMS = 7  # so few that blocks have several heads, and heads several blocks
 ORDERS = (EmulationOrder(), EmulationOrder(Schedule.REVERSED, late_copies=False), EmulationOrder(Schedule.AHEAD))
 
 
-def kernel_of(head_dim: int, mask: Mask, config: AttentionDecodeSm90Config, dtype: Dtype = Dtype.FP16) -> NamedKernel:
-    return NamedKernel("attention_decode_sm90", head_dim, mask, False, (), config, dtype, Sequences.CACHED)
+def kernel_of(head_dim: int, mask: Mask, config: AttentionDecodeSm90Config, dtype: Dtype = Dtype.FP16, *modifiers: str) -> NamedKernel:
+    return NamedKernel("attention_decode_sm90", head_dim, mask, False, modifiers, config, dtype, Sequences.CACHED)
+
+
+TWO_KEY_GROUPS = AttentionDecodeSm90Config(row_groups=1, key_groups=2, block_kv=32, stages=4)
+TWO_ROW_GROUPS = AttentionDecodeSm90Config(row_groups=2, key_groups=1, block_kv=48, stages=3)
 
 
 KERNELS = {
-    "keys": kernel_of(64, Mask.FULL, AttentionDecodeSm90Config(row_groups=1, key_groups=2, block_kv=32, stages=4)),
-    "rows": kernel_of(64, Mask.CAUSAL, AttentionDecodeSm90Config(row_groups=2, key_groups=1, block_kv=48, stages=3), Dtype.BF16),
+    "keys": kernel_of(64, Mask.FULL, TWO_KEY_GROUPS),
+    "rows": kernel_of(64, Mask.CAUSAL, TWO_ROW_GROUPS, Dtype.BF16),
     "wide": kernel_of(128, Mask.CAUSAL, AttentionDecodeSm90Config(row_groups=1, key_groups=2, block_kv=64, stages=4), Dtype.BF16),
     "one": kernel_of(72, Mask.FULL, AttentionDecodeSm90Config(row_groups=1, key_groups=1, block_kv=96, stages=2)),
+    "tree": kernel_of(64, Mask.FULL, TWO_KEY_GROUPS, Dtype.FP16, "tree_mask"),
+    "tree-rows": kernel_of(64, Mask.CAUSAL, TWO_ROW_GROUPS, Dtype.BF16, "boolean_mask", "sinks", "tree_mask"),
+    "mask": kernel_of(64, Mask.CAUSAL, TWO_KEY_GROUPS, Dtype.BF16, "boolean_mask"),
+    "bias": kernel_of(64, Mask.FULL, TWO_ROW_GROUPS, Dtype.FP16, "bias_fp32", "softcap"),
+    "alibi": kernel_of(64, Mask.CAUSAL, TWO_KEY_GROUPS, Dtype.FP16, "alibi", "sinks"),
+    "window": kernel_of(64, Mask.CAUSAL, TWO_KEY_GROUPS, Dtype.BF16, "sinks", "window"),
+    "window-rows": kernel_of(64, Mask.FULL, TWO_ROW_GROUPS, Dtype.FP16, "boolean_mask", "softcap", "window"),
+    "chunk": kernel_of(64, Mask.CAUSAL, TWO_KEY_GROUPS, Dtype.FP16, "chunk", "tree_mask"),
 }
-QUERIES = {"keys": 2, "rows": 20, "wide": 4, "one": 1}
+QUERIES = {
+    **{"keys": 2, "rows": 20, "wide": 4, "one": 1, "tree": 11, "tree-rows": 33, "mask": 9, "bias": 40, "alibi": 7},
+    **{"window": 5, "window-rows": 35, "chunk": 9},
+}
 
 
 @dataclass(frozen=True)
 class Cache:
     """page: keys of a page; pages: of a sequence; padding: None without it. shared: whether sequences share three pages.
 
-    table: whether there is one
+    table: whether there is one; local: number of the window, and of the chunks, that a kernel with such has
     """
 
     page: int
@@ -63,6 +79,7 @@ class Cache:
     shared: bool = False
     table: bool = True
     sm_count: int = SMS
+    local: int = 1
 
     def make(self, kernel: str) -> Tensors:
         """The tensors of a call of the kernel of that name; what no sequence uses is NaN."""
@@ -73,7 +90,7 @@ class Cache:
         batch = len(self.lengths)
         pages = 3 if self.shared else batch * self.pages + 1
         size = {"page_size": self.page, "table_pages": self.pages, "pages": pages}
-        workload = Workload(batch, *heads, len_q, self.page * self.pages, **size)
+        workload = with_sizes_to_verify(problem, Workload(batch, *heads, len_q, self.page * self.pages, **size), self.local)
         tensors = Tensors.random(problem, workload, torch.Generator().manual_seed(5))
         tensors["cache_seqlens"].copy_(torch.tensor(self.lengths))
         tensors["cache_leftpad"].copy_(torch.tensor(self.padding or [0] * batch))
@@ -150,7 +167,12 @@ def test_each_sequence_has_its_own_keys(cache: str) -> None:
     assert verdict.ok, verdict.message
 
 
-@pytest.mark.parametrize(("kernel", "cache"), planned(((kernel, cache) for kernel in KERNELS for cache in CACHES), 2.0))
+# With modifiers those caches that differ in how key tiles begin and end.
+MODIFIED = ("small-pages", "odd-pages", "one-page", "short", "equal", "alone")
+ALL_ORDERS = [(name, cache) for name, kernel in KERNELS.items() for cache in (MODIFIED if kernel.modifiers else CACHES)]
+
+
+@pytest.mark.parametrize(("kernel", "cache"), planned(ALL_ORDERS, 2.0))
 def test_in_all_orders(kernel: str, cache: str) -> None:
     spec = KERNELS[kernel].spec()
     verdict = judged(spec, emulated_text(spec), CACHES[cache].make(kernel), ORDERS)
@@ -270,6 +292,24 @@ FAULTS = [
         fault_of("keys-in-what-a-part-costs", "max(begin - head.first - head.part_cost, 0); }", "begin - head.first; }", "keys"),
     ),
     ("small-pages", fault_of("copies-in-what-a-part-costs", "if (tile < head.first + head.part_cost) return {};", "", "keys")),
+    ("small-pages", fault_of("tree-mask-of-earlier-keys", "column + j * 8 + e >= 0 && !seen[j][e]", "!seen[j][e]", "tree")),
+    ("pages", fault_of("tree-mask-of-another-tile", "modified.look(tile);", "modified.look(tile + 1);", "tree")),
+    ("pages", fault_of("tree-mask-of-another-query", "position.row(0, h), len_q - 1)", "position.row(0, 0), len_q - 1)", "tree")),
+    (
+        "pages",
+        fault_of(
+            "tree-mask-of-another-head", "own_row(row_group, 1)));\n        first", "own_row(row_group, 0)));\n        first", "chunk"
+        ),
+    ),
+    ("pages", fault_of("mask-of-the-tile-before", "modified.load_ahead(tile + kKeyGroups);", "modified.load_ahead(tile);", "mask")),
+    ("pages", fault_of("mask-of-the-other-key-group", "turn == key_group ? first :", "turn != key_group ? first :", "mask")),
+    ("odd-pages", fault_of("mask-counted-from-the-box", "tile * kBlockKv - front}; }", "tile * kBlockKv}; }", "mask")),
+    ("alone", fault_of("no-sink-in-the-sum-of-parts", "normaliser_with_sink(merged.total, height)", "normaliser(merged.total)", "alibi")),
+    ("alone", fault_of("sink-of-another-head", "p.sinks[head], merged.origin", "p.sinks[0], merged.origin", "alibi")),
+    ("equal", fault_of("no-sink-in-lse", "lse_with_sink(lse, p.sinks[head])", "lse", "alibi")),
+    ("small-pages", fault_of("tiles-before-the-window", "head.part_cost + first_tile) *", "head.part_cost) *", "window")),
+    ("small-pages", fault_of("keys-before-the-window", "row < begins_of_keys[e / 2] || row >=", "row >=", "window")),
+    ("small-pages", fault_of("window-not-masked", " || modified.may_begin_in(tile));", ");", "window")),
     ("nearly-equal", fault_of("sequences-behind-the-last", "is_last = head.batch + 1 == sequences.batch;", "is_last = false;", "keys")),
 ]
 _UNORDERED, _NOT_WRITTEN, _STILL_READ = "with no barrier between", "that nobody wrote", "over what another warp may still read"

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from flashgen.codegen.families.attention_decode.config import AttentionDecodeConfig
+from flashgen.codegen.families.attention_decode_sm90.config import AttentionDecodeSm90Config
 from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.problem import Mask
@@ -29,6 +30,7 @@ KERNELS = {
     "sm90": NamedKernel("attention_forward_sm90", 64, Mask.FULL, False, ALONE, AttentionForwardSm90Config(2, 64, 2, 2, 1)),
     "packed": NamedKernel("attention_forward_sm90", 64, Mask.CAUSAL, False, ALONE, AttentionForwardSm90Config(2, 64, 2, 2, 1, pack_gqa=2)),
     "decode": NamedKernel("attention_decode", 64, Mask.CAUSAL, False, ALONE, DECODE),
+    "decode-sm90": NamedKernel("attention_decode_sm90", 64, Mask.FULL, False, WINDOW, AttentionDecodeSm90Config(2, 1, 48, 3)),
     "backward": NamedKernel("attention_backward", 64, Mask.FULL, False, ALONE),
     "backward-ordered": NamedKernel("attention_backward", 64, Mask.CAUSAL, True, ALONE),
     "backward-window-ordered": NamedKernel("attention_backward", 64, Mask.FULL, True, WINDOW),

@@ -14,6 +14,7 @@ from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.codegen.config import Config
 from flashgen.codegen.families.attention_backward_sm90.config import AttentionBackwardSm90Config
 from flashgen.codegen.families.attention_decode.config import AttentionDecodeConfig
+from flashgen.codegen.families.attention_decode_sm90.config import AttentionDecodeSm90Config
 from flashgen.codegen.families.attention_forward.config import QueryPlace
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.family import find_family
@@ -46,6 +47,7 @@ ROOTS = name_of_functions(modifier_in_call(lambda score, batch, head, query, key
 PACKED = AttentionForwardSm90Config(1, 64, 2, 2, 1, ping_pong=False, pack_gqa=16)
 DECODE = AttentionDecodeConfig(32, 16, 64, 4, 2, QueryPlace.REGISTERS)
 WIDE_DECODE = AttentionDecodeConfig(64, 32, 32, 4, 2, QueryPlace.SHARED)
+DECODE_SM90, ROWS_DECODE_SM90 = AttentionDecodeSm90Config(1, 2, 32, 4), AttentionDecodeSm90Config(2, 1, 48, 3)
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
 KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] = {
     "softcap": ("attention_forward", 64, Mask.CAUSAL, False, ("softcap",), None),
@@ -81,6 +83,18 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "mask-decode": ("attention_decode", 64, Mask.CAUSAL, False, ("bias", "boolean_mask", "prefix_len", "sinks", "window"), DECODE),
     "traced-decode": ("attention_decode", 64, Mask.FULL, False, (BY_HEAD, "bias_fp32", "tree_mask"), DECODE),
     "distances-decode": ("attention_decode", 64, Mask.CAUSAL, False, (BY_DISTANCE,), DECODE),
+    "decode-sm90": ("attention_decode_sm90", 64, Mask.CAUSAL, False, ("alibi", "sinks"), DECODE_SM90),
+    "softcap-decode-sm90": (
+        "attention_decode_sm90",
+        64,
+        Mask.FULL,
+        False,
+        ("softcap", "tree_mask"),
+        AttentionDecodeSm90Config(2, 1, 48, 3),
+    ),
+    "all-decode-sm90": ("attention_decode_sm90", 64, Mask.FULL, False, ("alibi", "chunk", "sinks", "softcap", "window"), DECODE_SM90),
+    "mask-decode-sm90": ("attention_decode_sm90", 64, Mask.CAUSAL, False, ("bias", "boolean_mask", "window"), DECODE_SM90),
+    "bias-decode-sm90": ("attention_decode_sm90", 64, Mask.CAUSAL, False, ("bias_fp32", "sinks"), AttentionDecodeSm90Config(1, 1, 96, 2)),
     "backward-softcap": ("attention_backward", 64, Mask.FULL, False, ("softcap",), None),
     "backward-alibi": ("attention_backward", 64, Mask.CAUSAL, True, ("alibi",), None),
     "backward-all": ("attention_backward", 64, Mask.FULL, False, ("alibi", "sinks", "softcap", "window"), None),
@@ -174,7 +188,7 @@ def spec_of(kernel: str, dtype: Dtype = Dtype.FP16) -> KernelSpec:
 def judged(spec: KernelSpec, text: Source, lengths: tuple[int, int], values: Values) -> Verdict:
     ends = (60, 20) if "window" in spec.problem.modifiers else (OPEN, OPEN)
     chunk = 50 if "chunk" in spec.problem.modifiers else OPEN
-    heads = HEADS if getattr(spec.config, "pack_gqa", 1) > 1 else (3, 1) if spec.family.name == "attention_decode" else (2, 1)
+    heads = HEADS if getattr(spec.config, "pack_gqa", 1) > 1 else (3, 1) if "attention_decode" in spec.family.name else (2, 1)
     tensors = Tensors.random(spec.problem, Workload(1, *heads, *lengths, *ends, chunk), torch.Generator().manual_seed(5))
     scalars = {"softcap": values.cap} if "softcap" in spec.problem.modifiers else {}
     if "dropout" in spec.problem.modifiers:

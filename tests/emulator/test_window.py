@@ -10,6 +10,7 @@ import torch
 from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import ORDERS, EmulationOrder, Schedule
 from flashgen.codegen.families.attention_decode.config import AttentionDecodeConfig
+from flashgen.codegen.families.attention_decode_sm90.config import AttentionDecodeSm90Config
 from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.problem import Mask
@@ -35,6 +36,7 @@ KERNELS = {
     "sm90-wide": NamedKernel("attention_forward_sm90", 64, Mask.FULL, False, ALONE, AttentionForwardSm90Config(2, 160, 2, 2, 1)),
     "packed": NamedKernel("attention_forward_sm90", 64, Mask.FULL, False, ALONE, AttentionForwardSm90Config(2, 64, 2, 2, 1, pack_gqa=2)),
     "decode": NamedKernel("attention_decode", 64, Mask.FULL, False, ALONE, DECODE),
+    "decode-sm90": NamedKernel("attention_decode_sm90", 64, Mask.FULL, False, ALONE, AttentionDecodeSm90Config(1, 2, 32, 4)),
     "backward": NamedKernel("attention_backward", 64, Mask.FULL, False, ALONE),
     "backward-ordered": NamedKernel("attention_backward", 64, Mask.FULL, True, ALONE),
     "backward-sm90": NamedKernel("attention_backward_sm90", 64, Mask.FULL, False, ALONE),

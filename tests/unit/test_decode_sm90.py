@@ -13,7 +13,7 @@ from flashgen.codegen.families.attention_decode_sm90.config import AttentionDeco
 from flashgen.codegen.families.attention_decode_sm90.family import FAMILY
 from flashgen.codegen.families.attention_decode_sm90.rows import LEAST_SHARE, RowTiles, blocks_for, row_tiles
 from flashgen.codegen.family import find_family
-from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.program import BufferKind
 from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import Workload
@@ -136,6 +136,43 @@ def test_registers_must_do() -> None:
     assert FAMILY.check(Problem(Dtype.BF16, 8, 256), Config(1, 2, 128, 2), TARGET) == [
         "needs about 296 registers a thread, 232 are available: lower block_kv"
     ]
+
+
+@pytest.mark.parametrize(
+    ("modifiers", "config", "needed"),
+    [
+        (("tree_mask",), Config(2, 1, 128, 3), 236),
+        (("tree_mask",), Config(2, 1, 96, 3), None),
+        (("boolean_mask",), Config(1, 2, 64, 4), None),
+        (("bias_fp32",), Config(2, 1, 96, 3), None),
+        (("bias_fp32", "boolean_mask"), Config(2, 1, 96, 3), 236),
+    ],
+)
+def test_registers_must_do_for_what_is_loaded_ahead(modifiers: tuple[str, ...], config: Config, needed: int | None) -> None:
+    reasons = FAMILY.check(dataclasses.replace(PROBLEM, modifiers=modifiers), config, TARGET)
+    assert reasons == ([] if needed is None else [f"needs about {needed} registers a thread, 232 are available: lower block_kv"])
+
+
+def test_masks_are_for_heads_that_leave_registers() -> None:
+    wide = Problem(Dtype.BF16, 256, modifiers=("boolean_mask",))
+    assert FAMILY.refusals(wide, TARGET) == [
+        "head_dim_v must be at most 128 with a mask or a bias, and modifiers at most 3: registers do for no more; got 256 and 1"
+    ]
+    assert not FAMILY.refusals(dataclasses.replace(wide, modifiers=("alibi", "sinks", "softcap", "tree_mask", "window")), TARGET)
+
+
+@pytest.mark.parametrize("sequences", [Sequences.DENSE, Sequences.CACHED])
+@pytest.mark.parametrize(
+    ("window", "tiles"),
+    [({"window_left": 100, "window_right": 0}, 3), ({"window_left": 20000}, 128), ({"window_right": 0}, 128), ({"chunk": 200}, 8)],
+)
+def test_shares_are_of_tiles_that_some_row_sees(sequences: Sequences, window: dict[str, int], tiles: int) -> None:
+    pages = {"page_size": 8192, "table_pages": 1, "pages": 2} if sequences is Sequences.CACHED else {}
+    name = "chunk" if "chunk" in window else "window"
+    problem = dataclasses.replace(PROBLEM, mask=Mask.CAUSAL, modifiers=(name,), sequences=sequences)
+    call = attention_call(problem, Workload(2, 8, 2, 4, 8192, **window, **pages))
+    (launch,) = FAMILY.program(Config(1, 2, 64, 4), call, H200).launches
+    assert launch.values["key_tiles"] == tiles
 
 
 def test_more_tiles_than_an_int_counts_are_refused() -> None:

@@ -142,6 +142,7 @@ other_environment = functools.cache(jinja_environment.__wrapped__)
 # Kinds of modifiers, the plain kind first; then some of packed sequences, and of those in a cache.
 KINDS = ((), *((modifier,) for modifier in (*modifiers().values(), *map(learning, LEARNING))), tuple(modifiers().values()))
 PACKED_KINDS = ((), *((modifiers()[name],) for name in ("window", "alibi")))
+AT_ONCE = (("tree_mask", "window"), ("bias",), ("alibi", "softcap"))
 EVERY_KIND = (
     *((kind, "") for kind in KINDS),
     *itertools.product(PACKED_KINDS, ("forward", "backward")),
@@ -149,6 +150,7 @@ EVERY_KIND = (
     ((), "invariant"),
     ((), "e4m3"),
     ((modifiers()["bias"],), "ahead"),
+    *((tuple(modifiers()[name] for name in names), "at once") for names in AT_ONCE),
 )
 # Files of tile operations that say something else where a problem has modifiers, or sequences that are not dense.
 CONDITIONAL = [path for path in templates.paths() if path.startswith("tile/") and "//%" in templates.read(path)]
@@ -158,10 +160,12 @@ def given(kind: Sequence[Modifier], layout: str) -> dict[str, object]:
     """What a file says on behalf of modifiers, in kernels that fetch where registers allow it.
 
     layout: empty of dense sequences, the pass of packed ones, "cached" of those in a cache, "e4m3" of e4m3 numbers there,
-    "invariant" of dense ones in any batch, and "ahead" where tensors of scores are loaded ahead
+    "invariant" of dense ones in any batch, "ahead" where tensors of scores are loaded ahead, and "at once" in the decode kernels for Hopper
     """
     if layout == "ahead":
         return conditions(kind, "forward", early=True)
+    if layout == "at once":
+        return conditions(kind, "forward", cached=True, early=any(one.fetched for one in kind), at_once=True)
     if layout in ("cached", "e4m3", "invariant"):
         return conditions(kind, "forward", cached=layout != "invariant", e4m3=layout == "e4m3", invariant=layout == "invariant")
     if layout:

@@ -106,7 +106,7 @@ def test_families_take_it_or_say_why_not() -> None:
         if is_of_attention(family) and not family.refusals(dataclasses.replace(PROBLEM, operation=family.operation), find_target("sm_90a"))
     }
     backward = {f"attention_backward{kind}" for kind in ("", "_sm90", "_persistent_sm90")}
-    assert takes == {"attention_decode", "attention_forward", "attention_forward_sm90", *backward}
+    assert takes == {"attention_decode", "attention_decode_sm90", "attention_forward", "attention_forward_sm90", *backward}
     (reason,) = find_family("flash1_forward").refusals(PROBLEM, find_target("sm_90a"))
     assert reason == "modifiers must be of dropout in these kernels; got window"
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from flashgen.codegen.attention import padded
 from flashgen.codegen.devices import Device
-from flashgen.codegen.modifier import opens_keys
-from flashgen.codegen.problem import Mask, Problem
-from flashgen.codegen.workload import OPEN, Workload
+from flashgen.codegen.problem import Problem
+from flashgen.codegen.workload import Workload
 
 from ..attention_decode_sm90.boxes import PART_COST
-from ..attention_decode_sm90.rows import blocks_for
+from ..attention_decode_sm90.rows import blocks_for, seen_key_tiles
 from .config import AttentionDecodeConfig
 
 LEAST_TILE, MOST_TILES = 16, 2**31 - 1
@@ -90,14 +89,5 @@ def _split_tiles(config: AttentionDecodeConfig, problem: Problem, rows: int) -> 
 
 def _key_tiles(config: AttentionDecodeConfig, problem: Problem, workload: Workload, group: int) -> int:
     """Key tiles of a work item, at most, from the first one that any of its rows sees."""
-    w, keys = workload, workload.len_kv
-    queries = min(w.len_q, (config.block_q - 1) // max(1, group) + 2)  # of an item, at most
-    if opens_keys(problem):  # from the first key on
-        w = replace(w, window_left=OPEN, window_right=OPEN, chunk=OPEN)
-    if w.window_left != OPEN:
-        right = min(w.window_right, 0) if problem.mask is Mask.CAUSAL else w.window_right
-        keys = min(keys, max(1, queries + w.window_left + right))
-    if w.chunk != OPEN:
-        keys = min(keys, queries + 2 * w.chunk)
-    most = -(-w.len_kv // config.block_kv)
-    return max(1, most if keys == w.len_kv else min(most, (keys + config.block_kv - 2) // config.block_kv + 1))
+    queries = min(workload.len_q, (config.block_q - 1) // max(1, group) + 2)  # of an item, at most
+    return seen_key_tiles(problem, workload, queries, config.block_kv)

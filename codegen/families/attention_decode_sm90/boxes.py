@@ -8,6 +8,7 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 
 from .config import BARRIER_BYTES, AttentionDecodeSm90Config
+from .rows import seen_key_tiles
 
 PART_COST = 2  # key tiles that a part of a head takes as long as, beside its own: kPartCost in cached_key_tiles.cuh
 _BATCHES, _BATCH_BOXES, _BOX_BYTES = 4, 32, 16  # kBoxBatches, a warp's lanes, and what each of them keeps, in decode_storage.cuh
@@ -22,10 +23,10 @@ def box_block(block: ParameterBlock) -> ParameterBlock:
     return cached_block(block).with_fields(*more)
 
 
-def box_values(values: dict[str, int | float], call: Call, block_kv: int) -> dict[str, int | float]:
+def box_values(values: dict[str, int | float], call: Call, block_kv: int, queries: int) -> dict[str, int | float]:
     """The numbers of a launch as `box_block` has them.
 
-    border: of keys, at a multiple of which a sequence's first tile begins; key_tiles: of a head, at most.
+    border: of keys, at a multiple of which a sequence's first tile begins; key_tiles: of a head, at most. `queries`: of a tile of rows.
     """
     keys = box_keys(call.workload, block_kv)
     numbers = {
@@ -35,7 +36,7 @@ def box_values(values: dict[str, int | float], call: Call, block_kv: int) -> dic
         "batch_tiles": _BATCH_BOXES // (block_kv // keys),
     }
     reciprocals = {f"{name}_reciprocal": reciprocal(numbers[name]) for name in _DIVISORS}
-    most = -(-(call.workload.len_kv + numbers["border"] - 1) // block_kv)
+    most = seen_key_tiles(call.problem, call.workload, queries, block_kv, numbers["border"] - 1)
     return {**cached_values(values, call), **numbers, **reciprocals, "key_tiles": most}
 
 

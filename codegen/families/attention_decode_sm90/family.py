@@ -12,6 +12,7 @@ from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reason
 from flashgen.codegen.cached import ENTRIES, box_keys, page_reasons, with_cached_files
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
+from flashgen.codegen.modifier import modifier_refusals, modifier_values, modifiers_of, score_unit, with_modifiers
 from flashgen.codegen.operands import Call
 from flashgen.codegen.parameters import Parameter, ParameterBlock
 from flashgen.codegen.problem import Mask, Problem
@@ -23,13 +24,12 @@ from flashgen.codegen.workload import Workload
 from . import model, storage
 from .boxes import PART_COST, box_block, box_values
 from .config import AttentionDecodeSm90Config
-from .rows import COUNTED_ROWS, RowTiles, aligned_shares, blocks_for, size_reasons, tiles_of
+from .registers import WIDEST_OF_KEY_GROUPS, ahead_reasons, needed_registers, registers
+from .rows import COUNTED_ROWS, RowTiles, aligned_shares, blocks_for, seen_key_tiles, size_reasons, tiles_of
 
 L2_PROMOTION = 128  # bytes: by more, the L2 would fetch the next panel's half of a row before that is asked for, and again when it is
 LEAST_KEYS = 32  # of a tile
 SHALLOWEST = 65536  # bytes of K and V on their way that keep an SM's share of the memory busy
-PRODUCER_REGISTERS = 40
-BESIDE = 72  # registers that a consumer's thread needs beside S, P and O. By experiment: what is within compiles without spills
 MOST_ROWS = 128  # of a key/value head that the family is preferred for: one row tile
 LEAST_KEYS_A_QUERY = 8
 # Of all key/value heads: with fewer, tiles of 64 rows, as the forward family has, leave some of 132 SMs idle, and equal shares none.
@@ -45,6 +45,8 @@ class AttentionDecodeSm90(Family):
 
     name = "attention_decode_sm90"
     revision = 5
+    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "sinks", "softcap", "tree_mask", "window")
+    loads_scores_ahead = changes_at_once = True
     preference = -1  # but for few queries, see preference_for
     template = "kernels/attention_decode_sm90.cu.j2"
     config_type = AttentionDecodeSm90Config
@@ -80,7 +82,7 @@ class AttentionDecodeSm90(Family):
         reasons = problem_reasons(problem, self.operation, self.modifiers, cached=True)
         if target.name != "sm_90a":
             reasons.append(f"target must be sm_90a; got {target.name}")
-        return reasons
+        return reasons + ahead_reasons(problem)
 
     def check(self, problem: Problem, config: AttentionDecodeSm90Config, target: Target) -> list[str]:
         """See Family."""
@@ -101,28 +103,23 @@ class AttentionDecodeSm90(Family):
         if shared > available:
             cure = "lower block_kv, stages or row_groups"
             reasons.append(f"needs {shared} B of shared memory, {target.name} has {available} B a block: {cure}")
-        needed, cap = config.block_kv * 3 // 4 + padded(problem.head_dim_v) // 2 + BESIDE, self.registers(config)[1]
+        needed, cap = needed_registers(problem, config), registers(config)[1]
         if needed > cap:
             reasons.append(f"needs about {needed} registers a thread, {cap} are available: lower block_kv")
         return reasons
 
-    def registers(self, config: AttentionDecodeSm90Config) -> tuple[int, int]:
-        """Of a thread of the producers, and of a consumer. One consumer has all that a thread can have, and moves none."""
-        each = targets()["sm_90a"].registers_per_sm // (128 * (config.consumers + 1)) // 8 * 8
-        if each >= 255:
-            return 255, 255
-        return PRODUCER_REGISTERS, (each * (config.consumers + 1) - PRODUCER_REGISTERS) // config.consumers // 8 * 8
-
     def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """See Family."""
-        if not problem.is_cached:
-            return self.atoms, self.tiles
-        at = self.tiles.index("warpgroup/decode_producer")
-        return self.atoms, with_cached_files((*self.tiles[:at], "warpgroup/decode_boxes", *self.tiles[at:]))
+        tiles: tuple[str, ...] = self.tiles
+        if any(one.link for one in modifiers_of(problem)):
+            tiles = _before(tiles, "warpgroup/decode_consumer", "warpgroup/decode_scores")
+        if problem.is_cached:
+            tiles = with_cached_files(_before(tiles, "warpgroup/decode_producer", "warpgroup/decode_boxes"))
+        return self.atoms, tiles
 
     def kernels(self, problem: Problem, config: AttentionDecodeSm90Config) -> tuple[KernelText, ...]:
         """See Family."""
-        return (KernelText(box_block(self.parameters) if problem.is_cached else self.parameters),)
+        return (KernelText(with_modifiers(box_block(self.parameters) if problem.is_cached else self.parameters, problem)),)
 
     def resources(self, problem: Problem, config: AttentionDecodeSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""
@@ -136,7 +133,7 @@ class AttentionDecodeSm90(Family):
         """See Family. Partial outputs and their counters are there where a head is in several blocks."""
         problem, w = call.problem, call.workload
         tiles = tiles_of(w, config.rows)
-        heads, key_tiles = w.heads_kv * tiles.count, -(-w.len_kv // config.block_kv)
+        heads, key_tiles = w.heads_kv * tiles.count, seen_key_tiles(problem, w, tiles.queries, config.block_kv)
         blocks = blocks_for(heads, w.batch, key_tiles, device.sm_count)
         batch, row, head, _ = call.views["out"].strides
         aligned = aligned_shares(heads, blocks)
@@ -148,11 +145,18 @@ class AttentionDecodeSm90(Family):
             **{"out_batch": batch, "out_head": head, "out_row": row},
             **{"heads": heads, "heads_q": w.heads_q, "len_q": w.len_q, "len_kv": w.len_kv, "group": w.heads_q // w.heads_kv},
             **{"tile_queries": tiles.queries, "share_distance": blocks // aligned},
-            **scale_values(call.scalars["scale"]),
+            **scale_values(score_unit(call)),
+            **modifier_values(call),
         }
         if problem.is_cached:
-            values = box_values(values, call, config.block_kv)
-        read = w.batch * w.heads_kv * w.len_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
+            values = box_values(values, call, config.block_kv, tiles.queries)
+        read = (
+            w.batch
+            * w.heads_kv
+            * min(w.len_kv, key_tiles * config.block_kv)
+            * (problem.head_dim + problem.head_dim_v)
+            * problem.dtype.bytes
+        )
         launch = KernelLaunch(blocks, values, self._tensor_maps(config, call, tiles), overlaps=read <= OVERLAPPING_BYTES)
         if heads * w.batch % blocks == 0 and not problem.is_cached:  # whose sequences may be of different lengths
             return Program((launch,))
@@ -180,7 +184,7 @@ class AttentionDecodeSm90(Family):
 
     def call_refusals(self, call: Call, config: AttentionDecodeSm90Config | None = None) -> list[str]:
         """See Family. What cuTensorMapEncodeTiled would refuse, and more key tiles than an int counts."""
-        reasons, end, w = [], STRIDE_END // call.problem.dtype.bytes, call.workload
+        reasons, end, w = modifier_refusals(call), STRIDE_END // call.problem.dtype.bytes, call.workload
         if not w.len_kv:
             reasons.append("len_kv must be at least 1 for tensor copies; got 0")
         if call.problem.is_cached:
@@ -215,7 +219,7 @@ class AttentionDecodeSm90(Family):
 
     def context(self, problem: Problem, config: AttentionDecodeSm90Config, target: Target) -> dict[str, object]:
         """See Family."""
-        producer, consumer = self.registers(config)
+        producer, consumer = registers(config)
         return {
             "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
@@ -236,7 +240,8 @@ class AttentionDecodeSm90(Family):
         """See Family. Of stages, so many that 96 KB are on their way, and up to twice as many, as far as they fit."""
         wide = storage.column_panels(problem.head_dim) + storage.column_panels(problem.head_dim_v)
         bytes_of_key = wide * storage.PANEL * problem.dtype.bytes
-        for (row_groups, key_groups), block_kv in itertools.product(((1, 2), (2, 1)), (32, 48, 64, 96, 128)):
+        key_groups_of_one = 1 if problem.modifiers and padded(problem.head_dim_v) > WIDEST_OF_KEY_GROUPS else 2
+        for (row_groups, key_groups), block_kv in itertools.product(((1, key_groups_of_one), (2, 1)), (32, 48, 64, 96, 128)):
             fewest = max(2, -(-SHALLOWEST // (bytes_of_key * block_kv)))
             counts = {min(16, -(-count // key_groups) * key_groups) for count in (fewest * 3 // 2, fewest * 2, fewest * 3)}
             yield from (AttentionDecodeSm90Config(row_groups, key_groups, block_kv, stages) for stages in sorted(counts))
@@ -265,24 +270,16 @@ class AttentionDecodeSm90(Family):
         return model.predict(problem, config, workload, device, weights)
 
     def traffic(self, problem: Problem, config: AttentionDecodeSm90Config, workload: Workload, device: Device) -> Traffic:
-        """See Family. Each part of a head reads its queries; those that are not whole heads are written, and read again by the last one.
-
-        Left out: counters.
-        """
-        w, tiles, element = workload, tiles_of(workload, config.rows), problem.dtype.bytes
-        heads, key_tiles = w.batch * w.heads_kv * tiles.count, -(-w.len_kv // config.block_kv)
-        if not heads or not key_tiles:
-            return Traffic(0, 0)
-        blocks = blocks_for(w.heads_kv * tiles.count, w.batch, key_tiles, device.sm_count)
-        borders = {block * heads * key_tiles // blocks for block in range(blocks)} - set(range(0, heads * key_tiles, key_tiles))
-        parts, shared = heads + len(borders), len({border // key_tiles for border in borders})
-        partial = (len(borders) + shared) * tiles.rows * (problem.head_dim_v + 4) * 4 if borders else 0
-        keys = w.batch * w.heads_kv * tiles.count * w.len_kv * (problem.head_dim + problem.head_dim_v)
-        queries = parts * tiles.rows * problem.head_dim
-        return Traffic((keys + queries) * element + partial, w.batch * w.heads_q * w.len_q * problem.head_dim_v * element + partial)
+        """See Family, and model.py."""
+        return model.decode_traffic(problem, config, workload, device)
 
 
 FAMILY = AttentionDecodeSm90()
+
+
+def _before(tiles: tuple[str, ...], file: str, added: str) -> tuple[str, ...]:
+    at = tiles.index(file)
+    return (*tiles[:at], added, *tiles[at:])
 
 
 @cache

@@ -1,4 +1,4 @@
-"""How long attention_decode_sm90 takes for one config and workload, and what sets that time: nearly always the memory."""
+"""How long attention_decode_sm90 takes for one config and workload, what sets that time, nearly always the memory, and what it moves."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from flashgen.codegen.attention import padded
 from flashgen.codegen.devices import Device
-from flashgen.codegen.family import Prediction
+from flashgen.codegen.family import Prediction, Traffic
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
-from .rows import blocks_for, tiles_of
+from .rows import blocks_for, seen_key_tiles, tiles_of
 
 if TYPE_CHECKING:
     from .config import AttentionDecodeSm90Config
@@ -64,7 +64,7 @@ def predict(
     heads = workload.batch * workload.heads_kv * tiles.count
     if not heads or not workload.len_q:
         return Prediction(0.0, "nothing")
-    key_tiles = max(1, -(-workload.len_kv // config.block_kv))
+    key_tiles = seen_key_tiles(problem, workload, tiles.queries, config.block_kv)
     blocks = blocks_for(workload.heads_kv * tiles.count, workload.batch, key_tiles, device.sm_count)
     steps = -(-heads * key_tiles // blocks)  # of the block that has most
 
@@ -86,3 +86,21 @@ def predict(
         fixed += w.merge + w.batch * (-(-parts // 16) * -(-pieces // (4 * config.key_groups)) - 1)
     factor = w.alone if config.consumers == 1 else 1.0
     return Prediction(factor * max(memory, compute) + fixed, "memory" if memory >= compute else "tensor cores")
+
+
+def decode_traffic(problem: Problem, config: AttentionDecodeSm90Config, workload: Workload, device: Device) -> Traffic:
+    """Each part of a head reads its queries; those that are not whole heads are written, and read again by the last one.
+
+    Left out: counters.
+    """
+    w, tiles, element = workload, tiles_of(workload, config.rows), problem.dtype.bytes
+    heads, key_tiles = w.batch * w.heads_kv * tiles.count, seen_key_tiles(problem, w, tiles.queries, config.block_kv)
+    if not heads or not w.len_kv:
+        return Traffic(0, 0)
+    blocks = blocks_for(w.heads_kv * tiles.count, w.batch, key_tiles, device.sm_count)
+    borders = {block * heads * key_tiles // blocks for block in range(blocks)} - set(range(0, heads * key_tiles, key_tiles))
+    parts, shared = heads + len(borders), len({border // key_tiles for border in borders})
+    partial = (len(borders) + shared) * tiles.rows * (problem.head_dim_v + 4) * 4 if borders else 0
+    keys = heads * min(w.len_kv, key_tiles * config.block_kv) * (problem.head_dim + problem.head_dim_v)
+    queries = parts * tiles.rows * problem.head_dim
+    return Traffic((keys + queries) * element + partial, w.batch * w.heads_q * w.len_q * problem.head_dim_v * element + partial)

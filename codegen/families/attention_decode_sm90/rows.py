@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
+from flashgen.codegen.modifier import opens_keys
+from flashgen.codegen.problem import Mask, Problem
 from flashgen.codegen.sizes import common_divisor, of_sizes
-from flashgen.codegen.workload import Workload
+from flashgen.codegen.workload import OPEN, Workload
 
 LEAST_SHARE = 0.75  # of the SMs: so many copy nearly as fast as all of them, and lose less than cutting heads costs calls of some 100 us
 
@@ -55,6 +57,22 @@ def row_tiles(group: int, len_q: int, most_rows: int) -> RowTiles:
 def tiles_of(workload: Workload, most_rows: int) -> RowTiles:
     """Those of a workload."""
     return row_tiles(workload.heads_q // max(1, workload.heads_kv), workload.len_q, most_rows)
+
+
+def seen_key_tiles(problem: Problem, workload: Workload, queries: int, block_kv: int, front: int = 0) -> int:
+    """Key tiles of so many neighbouring queries, at most, from the first one that any of them sees: one at least.
+
+    front: rows of tiles before the first key, at most
+    """
+    w, keys, most = workload, workload.len_kv, -(-(workload.len_kv + front) // block_kv)
+    if opens_keys(problem):  # from the first key on
+        w = replace(w, window_left=OPEN, window_right=OPEN, chunk=OPEN)
+    if w.window_left != OPEN:
+        right = min(w.window_right, 0) if problem.mask is Mask.CAUSAL else w.window_right
+        keys = min(keys, max(1, queries + w.window_left + right))
+    if w.chunk != OPEN:
+        keys = min(keys, queries + 2 * w.chunk)
+    return max(1, most if keys == w.len_kv else min(most, (keys + block_kv - 2) // block_kv + 1))
 
 
 @of_sizes

@@ -30,6 +30,10 @@ struct PackedRows {
     __device__ __forceinline__ int head(const RowTiles& tiles, int row) const {
         return first_head + row - divide(row, tiles.heads_reciprocal) * tiles.heads;
     }
+//% if heads or joins
+    // The same, or the last one where the row is not there.
+    __device__ __forceinline__ int head_that_is(const RowTiles& tiles, int row) const { return min(head(tiles, row), end_head - 1); }
+//% endif
     // Whether there is such a row.
     __device__ __forceinline__ bool has(const RowTiles& tiles, int row, int len_q) const {
         return row < tiles.rows() && query(tiles, row) < len_q && head(tiles, row) < end_head;

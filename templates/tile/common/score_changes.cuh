@@ -154,6 +154,22 @@ __device__ __forceinline__ void load_ahead(ScoreChain<Links...>& chain, const Po
     (load_by<kTiles>(static_cast<Links&>(chain), position), ...);
 }
 //% endif
+//% if looks and at_once
+
+// The same of links that few fragments ask (kLooks), while a fragment's keys are on their way.
+template <class Link, class = void>
+constexpr bool kLooksAt = false;
+template <class Link>
+constexpr bool kLooksAt<Link, decltype(void(Link::kLooks))> = true;
+template <int kTiles, class Link, class Position>
+__device__ __forceinline__ void look_by(Link& link, const Position& position) {
+    if constexpr (kLooksAt<Link>) link.template look<kTiles>(position);
+}
+template <int kTiles, class Position, class... Links>
+__device__ __forceinline__ void look(ScoreChain<Links...>& chain, const Position& position) {
+    (look_by<kTiles>(static_cast<Links&>(chain), position), ...);
+}
+//% endif
 
 // One score, of a query and a key.
 template <class Link>

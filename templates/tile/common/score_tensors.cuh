@@ -75,7 +75,11 @@ struct ScoreTensor {
             const i64 row = min(position.row(0, h), len_q - 1);
             const T* own = of_row[h] + row * query_step + static_cast<i64>(column) * key_step;
             const bool aligned = reinterpret_cast<u64>(own) % sizeof(ElementPair<T>) == 0;
+//% if fronts
+            if (key_step == 1 && aligned && column >= 0 && columns > kTiles * 8 - 7) {
+//% else
             if (key_step == 1 && aligned && columns > kTiles * 8 - 7) {
+//% endif
                 const auto* pairs = reinterpret_cast<const ElementPair<T>*>(own);
 #pragma unroll
                 for (int j = 0; j < kTiles; ++j) ahead[h][j] = pairs[j * 4];
@@ -83,8 +87,15 @@ struct ScoreTensor {
             }
 #pragma unroll
             for (int j = 0; j < kTiles; ++j) {
+//% if fronts
+                // Before the first key there are none, either: a fragment may begin there.
+                const T* first = column + j * 8 < 0 ? own + key_step : own;
+                const T* second = j * 8 + 1 < columns ? own + key_step : own;
+                if (j * 8 < columns && column + j * 8 + 1 >= 0) ahead[h][j] = ElementPair<T>::of(first[0], second[0]);
+//% else
                 const T* second = j * 8 + 1 < columns ? own + key_step : own;
                 if (j * 8 < columns) ahead[h][j] = ElementPair<T>::of(own[0], second[0]);
+//% endif
                 own += 8 * key_step;
                 launder(own);
             }

@@ -6,7 +6,7 @@ template <class Traits, class Parameters>
 struct DecodeConsumer {
     using Element = typename Traits::Element;
     using Storage = DecodeStorage<Traits>;
-//% if not cached
+//% if not cached and not links
     using Chain = decltype(Traits::make_chain(Parameters{}));
 //% endif
     static constexpr int kBlockKv = Traits::kBlockKv, kKeyGroups = Traits::kKeyGroups, kOutTiles = Traits::kColumnsV / 8;
@@ -22,7 +22,10 @@ struct DecodeConsumer {
     const RowTiles tiles;
 //% if cached
     TiledKeys<kBlockKv> keys;  // of the part's sequence
-//% else
+//% endif
+//% if links
+    DecodeScores<Traits, Parameters> modified;
+//% elif not cached
     const Chain chain;
 //% endif
     const Shares<Traits>& shares;
@@ -41,7 +44,7 @@ struct DecodeConsumer {
           row_group(consumer / kKeyGroups),
           key_group(consumer % kKeyGroups),
           tiles(RowTiles::of(p)),
-//% if not cached
+//% if not cached and not links
           chain(Traits::make_chain(p)),
 //% endif
           shares(shares),
@@ -54,15 +57,24 @@ struct DecodeConsumer {
 #pragma unroll 1
         for (; part.exists(); part.advance(shares)) {
             begin_part(part);
+//% if hides
+            const int first = modified.first_tile + part.first_in_head(), end = first + part.count();
+//% else
             const int first = part.first_in_head(), end = first + part.count();
+//% endif
             bool new_rows = true;
+//% if early
+            if (has_rows) modified.load_ahead(turn == key_group ? first : first + 1);
+//% endif
             smem.q_pipeline.consumer_wait(q_state);
 #pragma unroll 1
             for (int tile = first; tile < end; ++tile) {
                 const bool own = kKeyGroups == 1 || turn == key_group;
                 turn = (turn + 1) % kKeyGroups;
                 if (!own) continue;
-//% if cached
+//% if hides
+                work_on(tile, new_rows, tile >= first_masked || modified.may_begin_in(tile));
+//% elif cached
                 work_on(tile, new_rows, tile >= first_masked || keys.begin_in(tile));
 //% else
                 work_on(tile, new_rows, tile >= first_masked);
@@ -82,9 +94,18 @@ struct DecodeConsumer {
         const PackedRows rows = rows_of(p, part.head);
 //% if cached
         keys = TiledKeys<kBlockKv>::of(shares.key_tiles, shares.key_tiles.sequences.span(part.head.batch));
+//% if links
+        modified.begin(p, rows, tiles, row_group, keys.end - keys.front, keys.front);
+        const auto& chain = modified.chain;
+//% else
         const auto chain = Traits::make_chain(p, keys.end - keys.front);
+//% endif
         first_masked = max(0, keys.front + chain.keys(rows.first_query).end) / kBlockKv;
 //% else
+//% if links
+        modified.begin(p, rows, tiles, row_group, p.len_kv, 0);
+        const auto& chain = modified.chain;
+//% endif
         first_masked = max(0, chain.keys(rows.first_query).end) / kBlockKv;
 //% endif
         if (!part.is_whole() && key_group == 0 && thread_index() % 128 == 0)
@@ -105,6 +126,9 @@ struct DecodeConsumer {
     // FlashAttention-2, algorithm 1, lines 8 to 10, for one key tile. While one key group works the other one's products run.
     __device__ __forceinline__ void work_on(int tile, bool new_rows, bool masked) {
         const u32 stage = state.stage * kKeyGroups + key_group;
+//% if looks
+        if (has_rows) modified.look(tile);
+//% endif
         wait(smem.pipeline.full(stage), state.parity);
         wgmma_fence();
         gemm_scores<Element, Traits::kColumns>(S, smem.q_tile(q_state.stage), row_group * 64, smem.key_tile(stage));
@@ -116,6 +140,12 @@ struct DecodeConsumer {
         launder(S);
         u32 P[kBlockKv / 16][4] = {};
         if (has_rows) {
+//% if changes
+            modified.change(S, tile);
+//% endif
+//% if early
+            modified.load_ahead(tile + kKeyGroups);
+//% endif
             if (masked) mask(tile);
             softmax.exp2_and_sum(P, S, new_rows || masked);
             if (softmax.needs_rescale) softmax.rescale(O);
@@ -131,11 +161,18 @@ struct DecodeConsumer {
         state.advance();
     }
     __device__ __forceinline__ void mask(int tile) {
+//% if hides
+        const int begins_of_keys[2] = {modified.begin_of_keys(0), modified.begin_of_keys(1)};
+//% endif
 #pragma unroll
         for (int j = 0; j < kBlockKv / 8; ++j)
 #pragma unroll
             for (int e = 0; e < 4; ++e)
-//% if cached
+//% if hides
+                if (const int row = tile * kBlockKv + j * 8 + lane_index() % 4 * 2 + e % 2;
+                    row < begins_of_keys[e / 2] || row >= ends_of_keys[e / 2])
+                    S[j][e] = -infinity();
+//% elif cached
                 if (const int row = tile * kBlockKv + j * 8 + lane_index() % 4 * 2 + e % 2; row < keys.front || row >= ends_of_keys[e / 2])
                     S[j][e] = -infinity();
 //% else
@@ -151,7 +188,13 @@ struct DecodeConsumer {
         // The second key group has nothing else to do once the block's last part is there: then it helps to add up.
         const bool helps = kKeyGroups > 1 && part.is_last();
         float normalisers[2];
+//% if joins
+        const float sinks[2] = {p.sinks[rows.head_that_is(tiles, own_row(row_group, 0))],
+                                p.sinks[rows.head_that_is(tiles, own_row(row_group, 1))]};
+        const PairStatistics own = softmax.finish(normalisers, sinks, p.sinks_unit, p.ln2_lo);
+//% else
         const PairStatistics own = softmax.finish(normalisers);
+//% endif
         if (kKeyGroups > 1 && key_group > 0) {
             hand_over_part(own);
             if (!helps || part.is_whole()) return;
@@ -160,7 +203,13 @@ struct DecodeConsumer {
             Origin origins[2] = {own.rows[0].origin(), own.rows[1].origin()};
             if constexpr (kKeyGroups > 1) {
                 add_part(totals, origins);
+//% if joins
+                for (int h = 0; h < 2; ++h)
+                    normalisers[h] =
+                        normaliser_with_sink(totals[h], height_of_sink(sinks[h], origins[h], p.sinks_unit, p.ln2_hi, p.ln2_lo));
+//% else
                 normalisers[0] = normaliser(totals[0]), normalisers[1] = normaliser(totals[1]);
+//% endif
             }
             if (part.is_whole()) return epilogue.store_rows(O, totals, origins, normalisers);
             epilogue.store_partial_rows(O, totals, origins, part.is_first);

@@ -73,7 +73,12 @@ struct DecodeEpilogue {
         const auto store = [&](int row, int column, const MergedRow& merged) {
             if (!rows.has(tiles, row, p.len_q)) return;
             const int query = rows.query(tiles, row), head = rows.head(tiles, row);
+//% if joins
+            const float height = height_of_sink(p.sinks[head], merged.origin, p.sinks_unit, p.ln2_hi, p.ln2_lo);
+            const float by = normaliser_with_sink(merged.total, height);
+//% else
             const float by = normaliser(merged.total);
+//% endif
             u32* out = reinterpret_cast<u32*>(out_row(query, head) + column);
             out[0] = cvt_rn_x2<Element>(merged.columns[0] * by, merged.columns[1] * by);
             out[1] = cvt_rn_x2<Element>(merged.columns[2] * by, merged.columns[3] * by);
@@ -98,7 +103,12 @@ struct DecodeEpilogue {
     }
     __device__ __forceinline__ void store_lse(int query, int head, const Origin& origin, float total) const {
         if (p.lse == nullptr) return;
+//% if joins
+        const float lse = log_sum_exp(origin, total, p.scale_log2, p.ln2_hi, p.ln2_lo);
+        p.lse[(static_cast<i64>(rows.batch) * p.heads_q + head) * p.len_q + query] = lse_with_sink(lse, p.sinks[head]);
+//% else
         p.lse[(static_cast<i64>(rows.batch) * p.heads_q + head) * p.len_q + query] =
             log_sum_exp(origin, total, p.scale_log2, p.ln2_hi, p.ln2_lo);
+//% endif
     }
 };

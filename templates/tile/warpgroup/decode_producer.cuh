@@ -8,9 +8,17 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeSt
     PipelineState<Traits::kStages> state;
 #pragma unroll 1
     for (; part.exists(); part.advance(shares)) {
+//% if hides
+        const PackedRows rows = rows_of(p, part.head);
+        const int head = rows.head_kv, batch = part.head.batch;
+        const int begin = part.first_in_head() + first_seen_tile<Traits>(p, rows, p.len_kv, 0), end = begin + part.count();
+#pragma unroll 1
+        for (int tile = begin; tile < end; ++tile) {
+//% else
         const int head = rows_of(p, part.head).head_kv, batch = part.head.batch, end = part.first_in_head() + part.count();
 #pragma unroll 1
         for (int tile = part.first_in_head(); tile < end; ++tile) {
+//% endif
             smem.pipeline.producer_acquire(state);
             smem.pipeline.producer_expect(state, DecodeStorage<Traits>::kStageBytes);
             const SharedAddress full = smem.pipeline.full(state.stage);

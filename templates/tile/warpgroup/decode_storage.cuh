@@ -25,6 +25,15 @@ __device__ __forceinline__ PackedRows rows_of(const Parameters& p, const HeadTil
     return PackedRows::find(RowTiles::of(p), p.group, head.batch, head.head);
 }
 
+//% if hides
+// The first key tile that some of these rows see, from which on a head's tiles are counted. `front`: rows of tiles before the first key.
+template <class Traits, class Parameters>
+__device__ __forceinline__ int first_seen_tile(const Parameters& p, const PackedRows& rows, int len_kv, int front) {
+    const int begin = Traits::make_chain(p, len_kv).keys(rows.first_query).begin;
+    return (front + min(begin, max(len_kv - 1, 0))) / Traits::kBlockKv;
+}
+
+//% endif
 // Shared memory: the rows of Q, stages of K and V, and what the second group of consumers hands to the first one.
 template <class Traits>
 struct DecodeStorage {

@@ -10,7 +10,7 @@
 // repeats more blocks, a higher one leaves less room for V.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
-//% if adds
+//% if offsets
 // Where exponents have an offset, it is rounded together with the row max, once for many keys, whose errors do not cancel: so a row max may
 // not become as low.
 template <>
@@ -71,7 +71,7 @@ struct OnlineSoftmax {
     // Where the warp has a huge row, the offsets are added to S.
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4], const RowOffset (&offset)[2], float (&minuend)[2]) {
-//% elif adds
+//% elif offsets
     // Where the warp has a huge row, the offsets are added to S, and become 0.
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4], RowOffset (&offset)[2]) {
@@ -83,7 +83,7 @@ struct OnlineSoftmax {
         bool above = false, any_huge = false;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
-//% if adds
+//% if offsets
             const float own = lane_max(S, h);
             maximum[h] = quad_max(own + offset[h].value());
             maximum_log2[h] = quad_max(fmaf(own, scale_log2, offset[h].log2_less(0.0f, scale_log2)));
@@ -93,7 +93,7 @@ struct OnlineSoftmax {
 //% if folds
             u32 ignored = 0;
             maximum_log2[h] = small ? small_log2(maximum[h], 0.0f, chain, ignored) : mul_rn(maximum[h], scale_log2);
-//% elif not adds
+//% elif not offsets
             maximum_log2[h] = mul_rn(maximum[h], scale_log2);
 //% endif
             above |= maximum_log2[h] - row_max[h] > kHeadroom;
@@ -102,7 +102,7 @@ struct OnlineSoftmax {
         huge |= vote_sync_any(any_huge);
         needs_rescale = vote_sync_any(above);
         if (unlikely(huge)) {
-//% if adds
+//% if offsets
 #pragma unroll
             for (int j = 0; j < kKeyTiles; ++j)
 #pragma unroll
@@ -188,7 +188,7 @@ struct OnlineSoftmax {
     template <int kKeyTiles, class Offsets>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows,
                                                  const Offsets& offsets, float (&minuend)[2]) {
-//% elif adds
+//% elif offsets
     template <int kKeyTiles>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows,
                                                  RowOffset (&offset)[2]) {
@@ -207,7 +207,7 @@ struct OnlineSoftmax {
                 offsets.find(offset);
                 update_row_max(S, offset, minuend);
             }
-//% elif adds
+//% elif offsets
             if (updates_row_max) update_row_max(S, offset);
             const float minuend[2] = {offset[0].log2_less(row_max[0], scale_log2), offset[1].log2_less(row_max[1], scale_log2)};
 //% else
@@ -218,7 +218,7 @@ struct OnlineSoftmax {
             for (int j = 0; j < kKeyTiles; ++j)
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-//% if adds
+//% if offsets
                     const float low = ex2_approx_ftz(fmaf(S[j][h * 2], scale_log2, minuend[h]));
                     const float high = ex2_approx_ftz(fmaf(S[j][h * 2 + 1], scale_log2, minuend[h]));
 //% else

@@ -1,0 +1,46 @@
+"""Registers of a thread of the Hopper decode kernel: what it has, and what S, P, O and modifiers need."""
+
+from __future__ import annotations
+
+from flashgen.codegen.attention import padded
+from flashgen.codegen.modifier import modifiers_of
+from flashgen.codegen.operands import Element
+from flashgen.codegen.problem import Problem
+from flashgen.codegen.score_tensors import MOST_BESIDE_FETCHED, WIDEST_FETCHED, loads_ahead, score_tensors
+from flashgen.codegen.target import targets
+
+from .config import AttentionDecodeSm90Config
+
+PRODUCER_REGISTERS = 40
+# All by experiment: what is within compiles without spills.
+BESIDE = 72  # that a consumer's thread needs beside S, P and O
+# More, with modifiers, for one key group, and for two of which one adds the other one's O.
+BESIDE_MODIFIERS = (4, 12)
+KEYS_AHEAD = 12  # of a tile, for a register more where two neighbouring elements are a word
+WIDEST_OF_KEY_GROUPS = 192  # columns of O that leave room for both
+
+
+def registers(config: AttentionDecodeSm90Config) -> tuple[int, int]:
+    """Of a thread of the producers, and of a consumer. One consumer has all that a thread can have, and moves none."""
+    each = targets()["sm_90a"].registers_per_sm // (128 * (config.consumers + 1)) // 8 * 8
+    if each >= 255:
+        return 255, 255
+    return PRODUCER_REGISTERS, (each * (config.consumers + 1) - PRODUCER_REGISTERS) // config.consumers // 8 * 8
+
+
+def needed_registers(problem: Problem, config: AttentionDecodeSm90Config) -> int:
+    """An estimate for a consumer's thread. Elements of masks and biases are there a tile ahead, some of them when registers are free."""
+    needed = config.block_kv * 3 // 4 + padded(problem.head_dim_v) // 2 + BESIDE
+    if problem.modifiers:
+        needed += BESIDE_MODIFIERS[config.key_groups - 1]
+    ahead = [operand for one in modifiers_of(problem) if one.name in score_tensors(problem) for operand in one.operands(problem)]
+    words = sum(2 if operand.element is Element.F32 else 1 for operand in ahead)  # of two neighbouring elements
+    return needed + config.block_kv * words // KEYS_AHEAD
+
+
+def ahead_reasons(problem: Problem) -> list[str]:
+    """Why registers do not do for the elements of a problem's masks and biases, whatever the config."""
+    if not score_tensors(problem) or loads_ahead(problem):
+        return []
+    most = f"head_dim_v must be at most {WIDEST_FETCHED} with a mask or a bias, and modifiers at most {MOST_BESIDE_FETCHED + 1}"
+    return [f"{most}: registers do for no more; got {problem.head_dim_v} and {len(problem.modifiers)}"]
