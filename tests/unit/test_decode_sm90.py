@@ -141,11 +141,11 @@ def test_registers_must_do() -> None:
 @pytest.mark.parametrize(
     ("modifiers", "config", "needed"),
     [
-        (("tree_mask",), Config(2, 1, 128, 3), 236),
+        (("tree_mask",), Config(2, 1, 128, 3), 237),
         (("tree_mask",), Config(2, 1, 96, 3), None),
         (("boolean_mask",), Config(1, 2, 64, 4), None),
         (("bias_fp32",), Config(2, 1, 96, 3), None),
-        (("bias_fp32", "boolean_mask"), Config(2, 1, 96, 3), 236),
+        (("bias_fp32", "boolean_mask"), Config(2, 1, 96, 3), 261),
     ],
 )
 def test_registers_must_do_for_what_is_loaded_ahead(modifiers: tuple[str, ...], config: Config, needed: int | None) -> None:

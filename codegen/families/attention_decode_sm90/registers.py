@@ -14,9 +14,9 @@ from .config import AttentionDecodeSm90Config
 PRODUCER_REGISTERS = 40
 # All by experiment: what is within compiles without spills.
 BESIDE = 72  # that a consumer's thread needs beside S, P and O
-# More, with modifiers, for one key group, and for two of which one adds the other one's O.
-BESIDE_MODIFIERS = (4, 12)
-KEYS_AHEAD = 12  # of a tile, for a register more where two neighbouring elements are a word
+BESIDE_KEY_GROUPS = 12  # more, with modifiers, where one key group adds the other one's O
+BESIDE_TENSOR = 5  # more, for each tensor of scores: where a thread's rows begin in it
+FREE = 29  # that scores leave to elements which are there a tile ahead
 WIDEST_OF_KEY_GROUPS = 192  # columns of O that leave room for both
 
 
@@ -29,13 +29,13 @@ def registers(config: AttentionDecodeSm90Config) -> tuple[int, int]:
 
 
 def needed_registers(problem: Problem, config: AttentionDecodeSm90Config) -> int:
-    """An estimate for a consumer's thread. Elements of masks and biases are there a tile ahead, some of them when registers are free."""
+    """An estimate for a consumer's thread. It has elements of masks and biases a tile ahead, two neighbouring ones in a word."""
     needed = config.block_kv * 3 // 4 + padded(problem.head_dim_v) // 2 + BESIDE
-    if problem.modifiers:
-        needed += BESIDE_MODIFIERS[config.key_groups - 1]
+    if problem.modifiers and config.key_groups > 1:
+        needed += BESIDE_KEY_GROUPS
     ahead = [operand for one in modifiers_of(problem) if one.name in score_tensors(problem) for operand in one.operands(problem)]
-    words = sum(2 if operand.element is Element.F32 else 1 for operand in ahead)  # of two neighbouring elements
-    return needed + config.block_kv * words // KEYS_AHEAD
+    words = sum(2 if operand.element is Element.F32 else 1 for operand in ahead) * config.block_kv // 4
+    return needed + BESIDE_TENSOR * sum(one.reads_scores for one in modifiers_of(problem)) + max(0, words - FREE)
 
 
 def ahead_reasons(problem: Problem) -> list[str]:
