@@ -229,6 +229,15 @@ def test_few_queries_of_many_keys_take_it_by_themselves(mask: Mask, sizes: tuple
     assert next(model_picks(problem, workload, H200, family=FAMILY.name)).family is FAMILY
 
 
+@pytest.mark.parametrize("sequences", [Sequences.DENSE, Sequences.CACHED])
+@pytest.mark.parametrize("name", [*FAMILY.modifiers, "prefix_len"])
+def test_it_is_taken_with_the_modifiers_that_it_has(name: str, sequences: Sequences) -> None:
+    pages = {"page_size": 64, "table_pages": 128, "pages": 512} if sequences is Sequences.CACHED else {}
+    problem = dataclasses.replace(PROBLEM, mask=Mask.CAUSAL, modifiers=(name,), sequences=sequences)
+    spec = next(model_picks(problem, Workload(4, 32, 8, 8, 8192, **pages), H200))
+    assert spec.family.name == ("attention_decode" if name == "prefix_len" else "attention_decode_sm90")
+
+
 def test_a_second_row_group_is_for_more_rows() -> None:
     two = Config(2, 1, 64, 4)
     assert [FAMILY.not_dominated(two, Workload(1, 32, 8, len_q, 8192)) for len_q in (1, 16, 17)] == [False, False, True]
