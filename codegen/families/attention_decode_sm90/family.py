@@ -208,10 +208,11 @@ class AttentionDecodeSm90(Family):
 
         128 rows need 128 FLOP for a byte of K and V, while a GPU has twice as many in the time that a byte takes. With fewer keys for each
         query, whose rows then are most of what is read, or with row tiles that fill the GPU, the ordinary forward pass has better ones.
+        With a window or chunks nobody has measured it: records may name it.
         """
         w, rows = workload, workload.heads_q // max(1, workload.heads_kv) * workload.len_q
         few = rows <= MOST_ROWS or w.batch * w.heads_q * w.len_q < FILLING_ROWS
-        return 3 if few and w.len_kv >= LEAST_KEYS_A_QUERY * w.len_q else self.preference
+        return 3 if few and w.len_kv >= LEAST_KEYS_A_QUERY * w.len_q and not w.is_local else self.preference
 
     def not_dominated(self, config: AttentionDecodeSm90Config, workload: Workload) -> bool:
         """See Family. A second row group is for more than 64 rows."""

@@ -32,7 +32,11 @@ struct DecodeConsumer {
     const bool has_rows;  // whether this warp has any: else it computes nothing but the products, which need all warps
     PipelineState<Traits::kQueryStages> q_state;
     PipelineState<Traits::kStages / kKeyGroups> state;  // of the own stages
+//% if links
+    OnlineSoftmax<Element, !DecodeScores<Traits, Parameters>::kKeysMayBeginLate> softmax;
+//% else
     OnlineSoftmax<Element, true> softmax;
+//% endif
     float S[kBlockKv / 8][4];
     float O[kOutTiles][4];
     int ends_of_keys[2];  // that the thread's two rows see
@@ -107,6 +111,9 @@ struct DecodeConsumer {
         const auto& chain = modified.chain;
 //% endif
         first_masked = max(0, chain.keys(rows.first_query).end) / kBlockKv;
+//% endif
+//% if looks
+        first_masked = min(first_masked, modified.first_looked_at());  // there a row may see its first key
 //% endif
         if (!part.is_whole() && key_group == 0 && thread_index() % 128 == 0)
             DecodeEpilogue<Traits, Parameters>{p, smem, rows, tiles, row_group}.find_parts(shares, part.head, part.is_first);

@@ -15,6 +15,12 @@ template <class Traits, class Parameters>
 struct DecodeScores {
     using Chain = decltype(Traits::make_chain(Parameters{}, 0));
     static constexpr int kBlockKv = Traits::kBlockKv;
+    // Whether any tile may be the first one in which a row sees a key: what is in memory may hide all keys before.
+//% if early
+    static constexpr bool kKeysMayBeginLate = true;
+//% else
+    static constexpr bool kKeysMayBeginLate = false;
+//% endif
     Chain chain;
     int queries[2], front;
 //% if hides
@@ -40,12 +46,13 @@ struct DecodeScores {
     __device__ __forceinline__ PackedPosition position(int tile) const { return {queries, tile * kBlockKv - front}; }
 //% if looks
 
+    // The first key tile that a tree mask says something of.
+    __device__ __forceinline__ int first_looked_at() const { return max(0, front + chain.first_key) / kBlockKv; }
     __device__ __forceinline__ void look(int tile) { ::look<kBlockKv / 8>(chain, position(tile)); }
 //% endif
 //% if hides
 
-    // Whether a row's keys may begin in a tile, or in one of the key group that follows: of these it has a row max at once. Where a mask in
-    // memory hides keys, nobody knows which one is the first: then P, which would overflow, is computed again (OnlineSoftmax).
+    // Whether a row may see its first key of a tile, or of the next one of its key group.
     __device__ __forceinline__ bool may_begin_in(int tile) const { return tile < full_begin + Traits::kKeyGroups; }
     // Row of the key tiles.
     __device__ __forceinline__ int begin_of_keys(int h) const { return front + chain.keys(queries[h]).begin; }
