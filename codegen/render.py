@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from flashgen import templates
 
-from .errors import ArgumentError
+from .errors import ArgumentError, FlashgenError
 from .linear_terms import linear_columns
 from .modifier import Modifier, collects_gradients, modifiers_of
 from .problem import CacheDtype
@@ -72,8 +72,14 @@ class Source:
 
 @cache
 def jinja_environment() -> jinja2.Environment:
-    """The one Jinja environment. `source(path)` inserts a file of `templates`, after a line that names it; it is no template itself."""
-    import jinja2
+    """The one Jinja environment. `source(path)` inserts a file of `templates`, after a line that names it; it is no template itself.
+
+    Raises FlashgenError without Jinja, which only rendering needs.
+    """
+    try:
+        import jinja2
+    except ImportError as error:
+        raise FlashgenError(f"jinja2 cannot be imported ({error}): pip install jinja2") from error
 
     env = jinja2.Environment(
         loader=jinja2.FunctionLoader(templates.read),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flashgen.codegen.problem import Dtype, Mask, Pass, Problem
     from flashgen.codegen.workload import Workload
 
-    from .ahead import compile, load, tune, unload, verify, warm
+    from .ahead import compile, load, register_kernels, tune, unload, verify, warm
     from .api import CaptureError, attention
     from .codegen.errors import ArgumentError, FlashgenError, IllegalConfigError
     from .codegen.spec import KernelSpec
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     **dict.fromkeys(("CaptureError", "attention"), ".api"),
-    **dict.fromkeys(("compile", "load", "tune", "unload", "verify", "warm"), ".ahead"),
+    **dict.fromkeys(("compile", "load", "register_kernels", "tune", "unload", "verify", "warm"), ".ahead"),
     **dict.fromkeys(("Device", "find_device"), ".codegen.devices"),
     **dict.fromkeys(("ArgumentError", "FlashgenError", "IllegalConfigError"), ".codegen.errors"),
     **dict.fromkeys(("Dtype", "Mask", "Pass", "Problem"), ".codegen.problem"),
@@ -45,8 +45,8 @@ _HOMES = {
 }
 
 __all__ = [  # noqa: RUF022 (faces first, then types)
-    "attention", "attention_varlen", "attention_with_kvcache", "block_mask", "compile", "compile_modifier", "load", "tune", "unload",
-    "verify", "warm",
+    "attention", "attention_varlen", "attention_with_kvcache", "block_mask", "compile", "compile_modifier", "load", "register_kernels",
+    "tune", "unload", "verify", "warm",
     "ArgumentError", "BlockMask", "CaptureError", "Device", "Dtype", "FlashgenError", "IllegalConfigError", "KernelSpec", "Mask", "Pass",
     "Problem",
     "Target", "Workload", "find_device", "find_target", "__version__",

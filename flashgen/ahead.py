@@ -1,4 +1,4 @@
-"""The Python face of what is done ahead of calls: `compile`, `load`, `unload`, `warm`, `tune`, `verify`."""
+"""The Python face of what is done ahead of calls: `compile`, `load`, `register_kernels`, `unload`, `warm`, `tune`, `verify`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from flashgen.codegen.typed import checked
 
 from .cells import APPEND, SEQLENS, cells_of, sequences_of_options, sized
 from .launch.gpu import choose_kernel
-from .selection import bundle, loaded
+from .selection import loaded
 from .selection.families import default_spec, excluded_families, family_of
 
 if TYPE_CHECKING:
     from .tuning import TuneResult
     from .verification.screen import CaseResult
 
-__all__ = ["compile", "load", "tune", "unload", "verify", "warm"]
+__all__ = ["compile", "load", "register_kernels", "tune", "unload", "verify", "warm"]
 
 
 def _gpu(device: int | None) -> Gpu:
@@ -67,19 +67,27 @@ def _spec(problem: Problem, config: Config | None, target: Target) -> KernelSpec
 def load(folder: str | Path, *, device: int | None = None) -> list[Kernel]:
     """Imports the kernels that `flashgen generate` wrote to `folder` for the architecture of `device` (None: the current GPU).
 
-    From then on `flashgen.attention` prefers them: those that were generated for a length in its bucket, the others for all lengths.
-    Neither NVRTC nor templates are needed. Returns them.
+    From then on `flashgen.attention` prefers them to records and to the model's pick: tuned ones for the workload that is nearest, as
+    records are chosen, those that were generated for a length in its bucket, the others for all lengths.
+    Neither NVRTC nor templates nor Jinja are needed; where none can be compiled, they are taken for all other sizes that they can
+    compute, too. Returns them.
     Raises ArgumentError for a folder that is incomplete, altered or written by another version, or has none for this GPU.
     """
-    on = _gpu(device)
-    found = [(Kernel(spec, artifact, on), bucket) for spec, artifact, bucket in bundle.read_bundle(Path(folder), on.device.target)]
-    for kernel, bucket in found:
-        loaded.imports.add(kernel, bucket)
-    return [kernel for kernel, _ in found]
+    return loaded.imports.load(Path(folder), _gpu(device))
+
+
+@checked
+def register_kernels(folder: str | Path) -> None:
+    """As `load`, on every GPU of the process, and not before a GPU's first call: for packages of kernels, which are imported anywhere.
+
+    Needs no GPU. The first call on a GPU raises ArgumentError as `load` does, if none of the folders that were registered has kernels for
+    its architecture. Kernels are loaded outside of a CUDA graph's capture alone.
+    """
+    loaded.imports.register(Path(folder))
 
 
 def unload() -> None:
-    """Forgets what `load` imported: `flashgen.attention` chooses by itself again."""
+    """Forgets what `load` and `register_kernels` imported: `flashgen.attention` chooses by itself again."""
     loaded.imports.clear()
 
 

@@ -17,7 +17,7 @@ import typer
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 
 from ..version import __version__
-from . import bench, cache, compare, debug, doctor, explain, kernels, tune
+from . import bench, cache, compare, debug, doctor, explain, generate, kernels, tune
 from .terminal import guard_streams, printable
 
 app = typer.Typer(
@@ -36,7 +36,7 @@ def _print_version(wanted: bool) -> None:
 
 
 app.command("tune")(tune.tune)
-app.command("generate")(kernels.generate)
+app.command("generate")(generate.generate)
 app.command("compile")(kernels.compile_)
 app.command("show")(kernels.show)
 app.command("verify")(kernels.verify)

@@ -1,23 +1,17 @@
-"""Commands about single kernels: `generate`, `compile`, `show`, `verify`."""
+"""Commands about single kernels: `compile`, `show`, `verify`."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flashgen.codegen.errors import ArgumentError
-from flashgen.codegen.plain import to_plain
 from flashgen.codegen.render import render
 from flashgen.codegen.spec import KernelSpec
-from flashgen.codegen.target import find_target
 
 from .options import (
-    INTEGER,
     Arch,
-    Batch,
     Causal,
     CausalOrBoth,
     Chunk,
@@ -26,21 +20,17 @@ from .options import (
     FamilyName,
     HeadDim,
     HeadDimV,
-    Heads,
     Json,
-    KvHeads,
     Modifiers,
     OnePass,
     Packed,
     PageSize,
     Passes,
-    SeqlenKv,
     Settings,
     Softcap,
     Window,
     named_modifiers,
     parse_settings,
-    parse_window,
     print_json,
     print_table,
     problem,
@@ -56,81 +46,6 @@ if TYPE_CHECKING:
     from flashgen.build.gpu.kernel import Kernel
     from flashgen.codegen.target import Target
     from flashgen.verification.screen import CaseResult
-
-
-def generate(
-    arch: Annotated[str, typer.Option("--arch", help="Architectures, separated by commas: sm_80,sm_90a,sm_120a.")],
-    out: Annotated[Path, typer.Option("--out", help="Folder to write; a generated one is replaced.")],
-    head_dim: HeadDim = None,
-    head_dim_v: HeadDimV = 0,
-    dtype: DtypeName = "bf16",
-    causal: CausalOrBoth = None,
-    passes: Passes = "forward",
-    deterministic: Deterministic = False,
-    window: Window = None,
-    chunk: Chunk = None,
-    softcap: Softcap = None,
-    modifiers: Modifiers = None,
-    packed: Packed = False,
-    page_size: PageSize = None,
-    seqlen: Annotated[
-        list[int] | None,
-        typer.Option(
-            "--seqlen", **INTEGER, help="Length of q, and of k/v unless given: kernels for its bucket alone; default: for all lengths."
-        ),
-    ] = None,
-    seqlen_kv: SeqlenKv = None,
-    batch: Batch = None,
-    heads: Heads = None,
-    kv_heads: KvHeads = None,
-    device: Annotated[
-        str | None,
-        typer.Option("--device", help="Whose records count with --seqlen: a known device, such as h200; default: by --arch."),
-    ] = None,
-    family: FamilyName = None,
-    settings: Settings = None,
-    json: Json = False,
-) -> None:
-    """Write .cu, .cubin and a manifest for other GPUs; `flashgen.load(DIR)` imports them. Needs no GPU.
-
-    With --seqlen the kernels are those that tuning records, or else the model, choose for that length and its bucket, and
-    flashgen.load uses them there alone.
-    """
-    from flashgen.codegen.devices import find_device
-    from flashgen.selection import bundle
-    from flashgen.tuning import generation
-
-    bundle.require_replaceable(out)  # before minutes of compiling
-    kernels = generation.generate(
-        problems(
-            head_dim,
-            head_dim_v,
-            dtype,
-            causal,
-            passes,
-            deterministic,
-            window,
-            named_modifiers(softcap, modifiers),
-            chunk,
-            packed,
-            page_size,
-        ),
-        list(dict.fromkeys(find_target(name.strip()) for name in arch.split(","))),
-        generation.asked_workload(
-            head_dim, seqlen or [], seqlen_kv, batch, heads, kv_heads, passes, causal, parse_window(window), chunk, packed, page_size
-        ),
-        find_device(device) if device is not None else None,
-        parse_settings(settings),
-        family,
-        say=lambda text: print(text, file=sys.stderr),
-    )
-    paths = bundle.write(out, kernels)
-    if json:
-        names = [kernel.spec.name for kernel in kernels]
-        print_json({"folder": str(out), "files": [path.name for path in paths], "kernels": names, "bucket": to_plain(kernels[0].bucket)})
-    else:
-        for path in paths:
-            print(path)
 
 
 def compile_(

@@ -137,12 +137,18 @@ def choose(fastest: Fastest, workload: Workload, toolchain: tuple[str, str]) -> 
 
 
 def _nearest(fastest: Fastest, workload: Workload, toolchain: tuple[str, str], older: bool = False) -> Choice | None:
-    def preference(other: Workload) -> tuple[bool, bool, float, Workload]:
-        return toolchain not in fastest[other], bucket(other) != bucket(workload), distance(other, workload), other
-
-    near = [other for other in fastest if distance(other, workload) <= FARTHEST]
-    found = (_of(fastest, other, workload, toolchain, older) for other in sorted(near, key=preference))
+    near = sorted(by_nearness(fastest, workload), key=lambda other: toolchain not in fastest[other])
+    found = (_of(fastest, other, workload, toolchain, older) for other in near)
     return next((choice for choice in found if choice), None)
+
+
+def by_nearness(workloads: Iterable[Workload], workload: Workload, farthest: float = FARTHEST) -> list[Workload]:
+    """Those that may speak for `workload`, the nearest first: those of its bucket come before all others. `farthest`: by `distance`."""
+
+    def preference(other: Workload) -> tuple[bool, float, Workload]:
+        return bucket(other) != bucket(workload), distance(other, workload), other
+
+    return sorted((other for other in workloads if distance(other, workload) <= farthest), key=preference)
 
 
 def _of(fastest: Fastest, chosen: Workload, workload: Workload, toolchain: tuple[str, str], older: bool = False) -> Choice | None:

@@ -27,12 +27,21 @@ from .manifest import ManifestError
 T = TypeVar("T")
 
 
+class NoKernelError(ArgumentError):
+    """A generated folder is as it was written, and has no kernel for an architecture."""
+
+
 class Generated(NamedTuple):
-    """A kernel of a generated folder; `bucket` is the only one that it is for, None if it is for workloads of all sizes."""
+    """A kernel of a generated folder.
+
+    bucket: the only one that it is for; workloads: those of the tuning records that chose it, which speak for others by the rule of records
+    (`by_nearness`). With neither it is for workloads of all sizes.
+    """
 
     spec: KernelSpec
     artifact: Artifact
     bucket: Workload | None = None
+    workloads: tuple[Workload, ...] = ()
 
 
 def require_replaceable(folder: Path) -> Path:
@@ -63,8 +72,8 @@ def write(folder: Path, kernels: Sequence[Generated]) -> list[Path]:
     The folder is made whole beside its place and then put there: it is there complete or not at all. A generated one that is as it was
     written is replaced. Raises ArgumentError as `require_replaceable`, and FlashgenError if it cannot be written: what was there stays.
     """
-    files = {f"{spec.name}.cu": artifact.source.encode() for spec, artifact, _ in kernels}
-    files |= {f"{spec.name}.cubin": artifact.cubin for spec, artifact, _ in kernels}
+    files = {f"{kernel.spec.name}.cu": kernel.artifact.source.encode() for kernel in kernels}
+    files |= {f"{kernel.spec.name}.cubin": kernel.artifact.cubin for kernel in kernels}
     files[manifest.FILE] = manifest.to_bytes([manifest.entry_of(*kernel) for kernel in kernels])
     resolved = require_replaceable(folder)
     try:
@@ -165,7 +174,7 @@ def read_bundle(folder: Path, target: Target) -> list[Generated]:
     """The kernels of a generated folder that are for `target`.
 
     Raises ArgumentError, which starts with `folder`, if the manifest or a file is missing, altered or of another version,
-    or if there is no kernel for `target`.
+    and NoKernelError if there is no kernel for `target`.
     """
     return _steadily(folder, lambda: _read(folder, target))
 
@@ -185,7 +194,7 @@ def _read(folder: Path, target: Target) -> list[Generated]:
         raise ArgumentError(f"folder {folder} must hold a whole manifest; {type(error).__name__}: {error}") from error
     if not kernels:
         there = ", ".join(sorted({str(arch) for arch, _ in archs})) or "nothing"
-        raise ArgumentError(f"folder {folder} must hold a kernel for {target.name}; got kernels for {there}")
+        raise NoKernelError(f"folder {folder} must hold a kernel for {target.name}; got kernels for {there}")
     return kernels
 
 
@@ -199,13 +208,16 @@ def _read_kernel(folder: Path, entry: dict[str, Any], target: Target) -> Generat
     bucket = None if entry["bucket"] is None else from_plain(Workload, entry["bucket"], "bucket")
     if bucket is not None and bucket != bucket_of(bucket):
         raise ArgumentError(f"bucket of {spec.name} must be {bucket_of(bucket).name}; got {bucket.name}: generate it again")
-    if differing := manifest.differences(entry, manifest.entry_of(spec, artifact, bucket)):
+    workloads = tuple([from_plain(Workload, values, "workloads") for values in entry.get("workloads", ())])
+    if bucket is not None and workloads:
+        raise ArgumentError(f"workloads of {spec.name} must be left out, as it is for a bucket: generate it again")
+    if differing := manifest.differences(entry, manifest.entry_of(spec, artifact, bucket, workloads)):
         raise ArgumentError(f"{', '.join(differing)} of {spec.name} must be as it was generated: generate it again")
     if spec.name not in artifact.source:
         raise ArgumentError(f"{spec.name}.cu must hold the kernel {spec.name}: generate it again")
     if (artifact.entry, artifact.arch) != (spec.name, spec.target.name) or f".text.{spec.name}\0".encode() not in cubin:
         raise ArgumentError(f"{spec.name}.cubin must hold the kernel {spec.name} for {spec.target.name}: generate it again")
-    return Generated(spec, artifact, bucket)
+    return Generated(spec, artifact, bucket, workloads)
 
 
 def _bytes_of(path: Path) -> bytes:

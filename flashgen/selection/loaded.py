@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from flashgen.build.gpu.driver import Gpu
 from flashgen.build.gpu.kernel import Kernel
-from flashgen.build.nvrtc import nvrtc_version
+from flashgen.build.nvrtc import CompilerMissingError, nvrtc_version
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
@@ -62,7 +62,7 @@ class Kernels:
         if kernel is None:
             sources_then = self.sources()
             kernel = self._choose(problem, workload, gpu, excluded, any_length)
-            recorded = recorded_workloads(problem, gpu.device, excluded | families_not_asked())
+            recorded = recorded_workloads(problem, gpu.device, excluded | families_not_asked()) | imports.workloads(problem, gpu)
             if workload not in recorded:
                 with self._lock:
                     if sources_then == self.sources():
@@ -100,7 +100,7 @@ class Kernels:
     def _choose(self, problem: Problem, workload: Workload, gpu: Gpu, excluded: frozenset[str], any_length: bool) -> Kernel:
         while True:
             generation = self.generation
-            imported = imports.find(problem, workload, gpu, excluded)
+            imported = self._imported(problem, workload, gpu, excluded, any_length)
             if imported is not None:
                 return imported
             pick = self._pick(problem, workload, gpu, excluded, any_length)
@@ -124,10 +124,26 @@ class Kernels:
         """Whether `choose` would return at once."""
         if self.cached(problem, workload, gpu, excluded, any_length) is not None:
             return True
-        if imports.find(problem, workload, gpu, excluded) is not None:
+        if imports.is_pending(gpu):
+            return False
+        if self._imported(problem, workload, gpu, excluded, any_length) is not None:
             return True
         pick = self._pick(problem, workload, gpu, excluded, any_length)
         return self._key(pick, problem, workload, gpu, excluded) in self._chosen
+
+    @staticmethod
+    def _imported(problem: Problem, workload: Workload, gpu: Gpu, excluded: frozenset[str], any_length: bool) -> Kernel | None:
+        """The imported kernel to take; where none can be compiled one that is for other sizes, too, rather than none.
+
+        Raises CompilerMissingError if kernels were imported, none of them takes the workload, and none can be compiled.
+        """
+        found = imports.find(problem, workload, gpu, excluded, any_length)
+        if found is not None or not imports.has_any(gpu) or not (reason := compilation.why_no_compile()):
+            return found
+        if (found := imports.farthest(problem, workload, gpu, excluded)) is None:
+            about = f"{problem.name} {workload.name}"
+            raise CompilerMissingError(f"{about}: none of the loaded kernels takes it, and none can be compiled here, as {reason}")
+        return found
 
     def load(self, spec: KernelSpec, gpu: Gpu) -> Kernel:
         """One kernel by its spec, from memory, the store or the compiler."""

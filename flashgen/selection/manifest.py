@@ -23,18 +23,19 @@ _FIELDS = {
     "spill_bytes", "artifact", "bucket",
 }  # fmt: skip
 _UNSIGNED_FIELDS = _FIELDS - {"bucket"}
+_ADDED_LATER = {"workloads"}  # left out where there are none
 
 
 class ManifestError(FlashgenError):
     """A text is not a manifest as it was written. The message goes on from 'manifest.json ...'."""
 
 
-def entry_of(spec: KernelSpec, artifact: Artifact, bucket: Workload | None = None) -> dict[str, Any]:
+def entry_of(spec: KernelSpec, artifact: Artifact, bucket: Workload | None = None, workloads: Sequence[Workload] = ()) -> dict[str, Any]:
     """All that a manifest says of one kernel, as JSON values. It follows from these: whoever reads an entry can compare.
 
-    bucket: the only one that the kernel is for, None if it is for workloads of all sizes
+    bucket, workloads: for which the kernel is: see `Generated`
     """
-    return {
+    entry = {
         "name": spec.name,
         "source": f"{spec.name}.cu",
         "source_sha256": hashlib.sha256(artifact.source.encode()).hexdigest(),
@@ -49,6 +50,7 @@ def entry_of(spec: KernelSpec, artifact: Artifact, bucket: Workload | None = Non
         "artifact": artifact.meta(),
         "bucket": to_plain(bucket),
     }
+    return {**entry, "workloads": [to_plain(workload) for workload in workloads]} if workloads else entry
 
 
 def differences(entry: dict[str, Any], other: dict[str, Any]) -> list[str]:
@@ -70,7 +72,7 @@ def read_manifest(data: bytes) -> list[dict[str, Any]]:
     entries = values.get("kernels")
     if not isinstance(entries, list) or to_bytes(entries) != data:
         raise ManifestError("was altered")
-    if not all(isinstance(entry, dict) and entry.keys() == _FIELDS for entry in entries):
+    if not all(isinstance(entry, dict) and entry.keys() - _ADDED_LATER == _FIELDS for entry in entries):
         raise ManifestError("does not hold kernels")
     return entries
 
@@ -85,7 +87,7 @@ def checksums(data: bytes) -> dict[str, str]:
         raise ManifestError("was altered")
     else:
         fields = _UNSIGNED_FIELDS
-    if not all(isinstance(entry, dict) and entry.keys() == fields for entry in entries):
+    if not all(isinstance(entry, dict) and entry.keys() - _ADDED_LATER == fields for entry in entries):
         raise ManifestError("does not hold kernels")
     return {str(entry[part]): str(entry[f"{part}_sha256"]) for entry in entries for part in ("source", "cubin")}
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.gpu.driver import gpu, gpu_count
@@ -23,9 +24,10 @@ from ..records import choice
 from ..selection import compilation
 from ..selection.bundle import Generated
 from ..selection.families import default_spec, excluded_families, families_not_asked
-from ..selection.picks import model_picks, picks
+from ..selection.picks import model_picks, picks, recorded_workloads
 
 Cell = tuple[Problem, Target]
+Key = TypeVar("Key", bound=Hashable)
 
 
 def asked_workload(
@@ -82,21 +84,30 @@ def generate(
     if device is not None and device.target not in targets:
         raise ArgumentError(f"device must be of {', '.join(target.name for target in targets)}; got {device.name}, of {device.target.name}")
     cells = [(problem, target) for problem in problems for target in targets]
-    candidates = {cell: _candidates(cell, workload, device, settings, family, say) for cell in cells}
-    found: dict[Cell, tuple[KernelSpec, Artifact]] = {}
-    todo = {cell: next(specs) for cell, specs in candidates.items()}
-    while todo:
-        again = {}
-        for cell, artifact in compile_many([(cell, partial(compilation.compile_spec, spec)) for cell, spec in todo.items()]):
-            if fault := _fault(todo[cell], artifact):
-                if (other := next(candidates[cell], None)) is None:
-                    raise fault
-                again[cell] = other
-            elif isinstance(artifact, Artifact):
-                found[cell] = todo[cell], artifact
-        todo = again
+    found = sound({cell: _candidates(cell, workload, device, settings, family, say) for cell in cells})
     bucket = choice.bucket(workload) if workload else None
     return [Generated(*found[cell], bucket) for cell in cells]
+
+
+def sound(candidates: Mapping[Key, Iterator[KernelSpec]]) -> dict[Key, tuple[KernelSpec, Artifact]]:
+    """Of each iterator the first spec that compiles without defects. Raises FlashgenError with the last one's fault where none does."""
+    compiled: dict[KernelSpec, Artifact | CompileError] = {}
+    found: dict[Key, tuple[KernelSpec, Artifact]] = {}
+    todo = {key: next(specs) for key, specs in candidates.items()}
+    while todo:
+        new = [spec for spec in dict.fromkeys(todo.values()) if spec not in compiled]
+        compiled |= compile_many([(spec, partial(compilation.compile_spec, spec)) for spec in new])
+        again = {}
+        for key, spec in todo.items():
+            artifact = compiled[spec]
+            if fault := _fault(spec, artifact):
+                if (other := next(candidates[key], None)) is None:
+                    raise fault
+                again[key] = other
+            elif isinstance(artifact, Artifact):
+                found[key] = spec, artifact
+        todo = again
+    return found
 
 
 def _fault(spec: KernelSpec, artifact: Artifact | CompileError) -> FlashgenError | None:
@@ -123,12 +134,16 @@ def _candidates(
             by_hand.family.require_workload(by_hand.config, workload)
         yield by_hand
     elif workload is None:
+        here, _ = device_of_records(target, device)
+        if family is None and (recorded := recorded_workloads(problem, here, families_not_asked())):
+            say(f"{problem.name} on {here.name}: the default config for all lengths, though records of {len(recorded)} workloads may know "
+                "faster ones, which loaded kernels come before: --from-records or --seqlen writes those")  # fmt: skip
         yield default
     else:
-        yield from _chosen(problem, workload, *_records_of(target, device), family, say)
+        yield from chosen(problem, workload, *device_of_records(target, device), family, say)
 
 
-def _chosen(
+def chosen(
     problem: Problem, workload: Workload, device: Device, toolchain: tuple[str, str], family: str | None, say: Callable[[str], object]
 ) -> Iterator[KernelSpec]:
     """As a call chooses on that device."""
@@ -141,7 +156,7 @@ def _chosen(
     yield from model_picks(problem, workload, device, excluded, family)
 
 
-def _records_of(target: Target, device: Device | None) -> tuple[Device, tuple[str, str]]:
+def device_of_records(target: Target, device: Device | None) -> tuple[Device, tuple[str, str]]:
     """The device whose records count for a target: the one named, else the GPU that is here, else the one that stands for the target."""
     if device is not None and device.target == target:
         return device, ("", nvrtc_version())

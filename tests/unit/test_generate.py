@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from flashgen.build.artifact import Artifact, CompileError
-from flashgen.cli.kernels import generate
+from flashgen.cli.generate import generate
 from flashgen.codegen.errors import FlashgenError
 from flashgen.codegen.spec import KernelSpec
 from flashgen.selection import compilation
@@ -31,9 +31,9 @@ def test_a_kernel_that_the_compiler_broke_is_not_written(defect: str, tmp_path: 
 
     monkeypatch.setattr(compilation, "compile_spec", compiled)
     with pytest.raises(FlashgenError, match=rf"^attention_forward_sm90_bf16_d64_full_\w+_sm_90a is broken: .*{defect}"):
-        generate("sm_80,sm_90a", tmp_path / "out", 64, causal=False)
+        generate(tmp_path / "out", "sm_80,sm_90a", 64, causal=False)
     assert list(tmp_path.iterdir()) == []
-    generate("sm_80", tmp_path / "out", 64, causal=False)
+    generate(tmp_path / "out", "sm_80", 64, causal=False)
     assert len(list((tmp_path / "out").iterdir())) == 3
 
 
@@ -43,5 +43,5 @@ def test_a_kernel_that_does_not_compile_is_not_written(tmp_path: Path, monkeypat
 
     monkeypatch.setattr(compilation, "compile_spec", compiled)
     with pytest.raises(CompileError, match=r"does not compile$"):
-        generate("sm_90a", tmp_path / "out", 64)
+        generate(tmp_path / "out", "sm_90a", 64)
     assert list(tmp_path.iterdir()) == []

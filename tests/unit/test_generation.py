@@ -13,7 +13,7 @@ import pytest
 from flashgen import ahead
 from flashgen.build.artifact import Artifact, CompileError
 from flashgen.build.gpu.driver import Gpu
-from flashgen.cli.kernels import generate
+from flashgen.cli.generate import generate
 from flashgen.codegen.config import Config
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.errors import ArgumentError, FlashgenError
@@ -25,7 +25,7 @@ from flashgen.records.choice import bucket
 from flashgen.records.exchange import to_text
 from flashgen.records.shipped import ShippedRecords
 from flashgen.records.store import Records
-from flashgen.selection import bundle, compilation, loaded, manifest
+from flashgen.selection import bundle, compilation, imports, loaded, manifest
 from flashgen.selection import loaded as selection_loaded
 from flashgen.selection.bundle import Generated
 from flashgen.selection.families import default_spec
@@ -70,7 +70,7 @@ def ship(tmp_path: Path, *records: Any) -> None:
 
 
 def written(out: Path, arch: str = "sm_90a", **options: Any) -> Generated:
-    generate(arch, out, 64, **{"causal": False, "seqlen": [3000], "batch": 4, "heads": 32, **options})
+    generate(out, arch, 64, **{"causal": False, "seqlen": [3000], "batch": 4, "heads": 32, **options})
     (kernel,) = bundle.read_bundle(out, DEVICE.target)
     return kernel
 
@@ -105,7 +105,7 @@ def test_without_a_record_the_model_picks_for_the_bucket(out: Path, capsys: pyte
 
 def test_without_a_length_the_default_is_written_for_all(out: Path, tmp_path: Path) -> None:
     ship(tmp_path, make(1e-6, ASKED, ONE))
-    generate("sm_90a", out, 64, causal=False)
+    generate(out, "sm_90a", 64, causal=False)
     (kernel,) = bundle.read_bundle(out, DEVICE.target)
     assert (kernel.spec, kernel.bucket) == (default_spec(PROBLEM, DEVICE.target), None)
 
@@ -185,9 +185,9 @@ class FakeKernels(Kernels):
 def test_what_is_loaded_counts_in_its_bucket_alone(out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sources.own_records().put(make(1.0, ASKED, ONE))
     mine, everywhere = written(out), out.with_name("everywhere")
-    generate("sm_90a", everywhere, 64, causal=False)
+    generate(everywhere, "sm_90a", 64, causal=False)
     monkeypatch.setattr(ahead, "_gpu", lambda device: GPU)
-    monkeypatch.setattr(ahead, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec, gpu=gpu))
+    monkeypatch.setattr(imports, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec, gpu=gpu))
     sources.own_records().put(make(1.0, Workload(4, 32, 32, 512, 512), TWO))
     short = Workload(4, 32, 32, 512, 512)
     try:

@@ -114,7 +114,7 @@ def test_mutated_manifests(kernels: list[tuple[KernelSpec, Artifact]], tmp_path:
         (folder / "manifest.json").write_bytes(data)
         found, refusal = result_of(lambda: bundle.read_bundle(folder, TARGET))
         assert found is not None or (refusal.startswith("folder ") and str(folder) in refusal), (number, refusal)
-        for spec, artifact, _ in found or []:  # only what decides nothing may have been changed, or a kernel been left out
+        for spec, artifact, *_ in found or []:  # only what decides nothing may have been changed, or a kernel been left out
             made = by_spec[spec]
             assert (artifact.entry, artifact.arch, artifact.cubin) == (made.entry, made.arch, made.cubin), number
             said = next(entry for entry in manifest.read_manifest(data) if entry["name"] == spec.name)
