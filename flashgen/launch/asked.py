@@ -39,12 +39,15 @@ Modified = tuple[str, Sequence[int], Sequence[float], Sequence[torch.Tensor]]
 
 
 def asked(
-    names: str = "", sizes: Sequence[int] = (), numbers: Sequence[float] = (), tensors: Sequence[torch.Tensor] | None = None
+    names: str = "",
+    sizes: Sequence[int] | None = (),
+    numbers: Sequence[float] | None = (),
+    tensors: Sequence[torch.Tensor] | None = None,
 ) -> tuple[Given, tuple[torch.Tensor, ...]]:
     """What operators are told, in the types of `codegen`. Raises ArgumentError as `given_modifiers`, and for more or fewer tensors."""
     if not names and not tensors and not sizes and not numbers:
         return NO_MODIFIERS, ()
-    found = tuple(tensors or ())
+    sizes, numbers, found = sizes or (), numbers or (), tuple(tensors or ())  # AOTInductor's packages give None for an empty list
     if TRACED in names:
         sizes, numbers = with_captured(names, sizes, numbers, found)
     known = {*map(type, sizes), *map(type, numbers)} <= _PLAIN  # else a tracer's symbol is among them
