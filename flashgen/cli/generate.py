@@ -50,7 +50,7 @@ def generate(
     ],
     arch: Annotated[
         str | None,
-        typer.Option("--arch", help="Architectures, separated by commas: sm_80,sm_90a. Default: that of --device, else this GPU's."),
+        typer.Option("--arch", help="Architectures, by commas: sm_80,sm_90a. Default: --device's, else this GPU's, or sm_90a without one."),
     ] = None,
     head_dim: HeadDim = None,
     head_dim_v: HeadDimV = 0,

@@ -25,6 +25,7 @@ from flashgen.selection.bundle import Generated
 from flashgen.selection.families import default_spec
 from flashgen.selection.imports import Imports
 from flashgen.selection.loaded import Kernels
+from tests.support.made_artifacts import made_artifact
 from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM
 
 GPU = Gpu(0, DEVICE, "uuid", "13.0")
@@ -114,7 +115,7 @@ def test_what_keeps_from_compiling_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(imports, "Kernel", lambda spec, artifact, gpu: SimpleNamespace(spec=spec, gpu=gpu))
     spec = default_spec(PROBLEM, DEVICE.target)
-    bundle.write(tmp_path / "kernels", [Generated(spec, compilation.compile_spec(spec), workloads=(LONG, SHORT))])
+    bundle.write(tmp_path / "kernels", [Generated(spec, made_artifact(spec), workloads=(LONG, SHORT))])
     return tmp_path / "kernels"
 
 
@@ -139,7 +140,7 @@ def test_a_folder_for_another_architecture_is_named_at_the_first_call(imported: 
             imported.find(PROBLEM, LONG, OTHER_GPU)
     assert imported.find(PROBLEM, LONG, GPU) is not None
     spec = default_spec(PROBLEM, OTHER_GPU.device.target)
-    bundle.write(tmp_path / "others", [Generated(spec, compilation.compile_spec(spec))])
+    bundle.write(tmp_path / "others", [Generated(spec, made_artifact(spec))])
     flashgen.register_kernels(tmp_path / "others")
     assert imported.find(PROBLEM, LONG, OTHER_GPU) is not None, "one folder that has some is enough"
     assert imported.find(PROBLEM, LONG, GPU) is not None

@@ -29,15 +29,12 @@ from flashgen.selection.bundle import Generated
 from flashgen.selection.picks import picks
 from flashgen.selection.wheels import PackageName
 from flashgen.tuning import generation
+from tests.support.made_artifacts import made_artifact
 from tests.support.made_records import CONFIGS, DEVICE, FAMILY, PROBLEM, make
 
 ONE, TWO = CONFIGS[1], CONFIGS[2]
 SHORT, LONG = Workload(4, 32, 32, 512, 512), Workload(4, 32, 32, 3000, 3000)
 CAUSAL = dataclasses.replace(PROBLEM, mask=Mask.CAUSAL)
-LOG = (
-    "ptxas info    : Compiling entry function 'kernel' for 'sm_90a'\n"
-    "ptxas info : 0 bytes stack frame, {spills} bytes spill stores, 0 bytes spill loads\nptxas info : Used 100 registers"
-)
 
 
 @pytest.fixture(autouse=True)
@@ -46,8 +43,7 @@ def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[Config, in
     own, spills = Records(tmp_path / "records.sqlite3"), dict[Config, int]()
 
     def compile_spec(spec: KernelSpec) -> Artifact:
-        cubin = f".text.{spec.name}\0".encode()
-        return Artifact(spec.name, spec.target.name, f"void {spec.name}();", cubin, LOG.format(spills=spills.get(spec.config, 0)), "13.0")
+        return made_artifact(spec, spills.get(spec.config, 0))
 
     monkeypatch.setattr(sources, "own_records", lambda: own)
     monkeypatch.setattr(sources, "shipped_records", lambda: ShippedRecords(tmp_path))
