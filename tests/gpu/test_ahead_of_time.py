@@ -128,35 +128,33 @@ def test_the_cpp_example_gives_python_s_bits(causal: bool, tmp_path: Path) -> No
     assert (tmp_path / "outputs").read_bytes() == wanted
 
 
-class Layer(torch.nn.Module):
-    """Projections around an attention that has a modifier with a tensor, and one without."""
+class Twice(torch.nn.Module):
+    """Attention with a modifier that has a tensor, and one without: other kernels of a compiled model need not give eager's bits."""
 
     slopes: torch.Tensor
 
     def __init__(self) -> None:
         super().__init__()
-        self.qkv, self.out = torch.nn.Linear(256, 768), torch.nn.Linear(256, 256)
         self.register_buffer("slopes", torch.tensor([0.5, 0.25, 0.125, 0.1]))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        q, k, v = self.qkv(x).unflatten(-1, (3, 4, 64)).unbind(2)
+        q, k, v = x.unflatten(-1, (3, 4, 64)).unbind(2)
         first = flashgen.attention(q, k, v, causal=True, alibi_slopes=self.slopes)
-        return self.out(flashgen.attention(first, k, v, window=(100, 0)).flatten(2))  # type: ignore[no-any-return]
+        return flashgen.attention(first, k, v, window=(100, 0))
 
 
 LOADED = """
 import sys, torch, flashgen
 x, want = torch.load("data.pt", map_location="cuda")
 got = torch._inductor.aoti_load_package("model.pt2")(x) if sys.argv[1] == "aoti" else torch.export.load("model.pt2").module()(x)
-print(float((got.float() - want.float()).abs().max()))
+print(torch.equal(got, want))
 """
 
 
 @pytest.mark.parametrize("way", ["export", "aoti"])
 def test_an_exported_model_is_as_eager_in_a_fresh_process(way: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    layer, x = Layer().to("cuda", torch.bfloat16).eval(), torch.randn(2, 500, 256, device="cuda", dtype=torch.bfloat16)
-    layer.slopes = layer.slopes.float()
+    layer, x = Twice().cuda(), torch.randn(2, 500, 768, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
         want = layer(x)
         program = torch.export.export(layer, (x[:, :384].contiguous(),), dynamic_shapes=({1: torch.export.Dim("length", min=8, max=4096)},))
@@ -169,4 +167,4 @@ def test_an_exported_model_is_as_eager_in_a_fresh_process(way: str, tmp_path: Pa
     done = subprocess.run([sys.executable, "-c", LOADED, way], cwd=tmp_path, capture_output=True, text=True, check=False,
                           env={**os.environ, "PYTHONPATH": str(Path(flashgen.__file__).parents[1])})  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == 0
+    assert done.stdout == "True\n"

@@ -28,6 +28,7 @@ from flashgen import api
 from flashgen.build.gpu.driver import DriverError
 from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.launch import arguments
+from flashgen.launch.asked import asked
 from flashgen.operators import plans
 from flashgen.operators.plans import run_at_hand
 
@@ -415,3 +416,10 @@ def test_a_traced_call_may_have_other_sizes_and_scales() -> None:
 def test_without_a_gpu_the_driver_is_what_is_missing(call: Callable[[], object]) -> None:
     with pytest.raises(DriverError, match=r"^driver must be 580 or newer"):
         call()
+
+
+def test_packages_of_aotinductor_give_none_for_an_empty_list() -> None:
+    slopes = torch.ones(2)
+    assert asked("alibi", None, None, [slopes])[0] == asked("alibi", [], [], [slopes])[0]
+    assert asked("window", [5, 0], None, None) == asked("window", [5, 0], [], [])
+    assert asked("", None, None, None) == asked()
