@@ -80,8 +80,9 @@ def load(folder: str | Path, *, device: int | None = None) -> list[Kernel]:
 def register_kernels(folder: str | Path) -> None:
     """As `load`, on every GPU of the process, and not before a GPU's first call: for packages of kernels, which are imported anywhere.
 
-    Needs no GPU. The first call on a GPU raises ArgumentError as `load` does, if none of the folders that were registered has kernels for
-    its architecture. Kernels are loaded outside of a CUDA graph's capture alone.
+    Needs no GPU; a relative path is of the working directory that there is now. The first call on a GPU raises ArgumentError as `load`
+    does, if none of the folders that were registered has kernels for its architecture. Kernels are loaded outside of a CUDA graph's
+    capture alone.
     """
     loaded.imports.register(Path(folder))
 

@@ -59,7 +59,11 @@ class Imports:
         return kernels
 
     def register(self, folder: Path) -> None:
-        """Has each GPU load the kernels of a generated folder before the first choice for it. Nothing is read before."""
+        """Has each GPU load the kernels of a generated folder before the first choice for it. Nothing is read before.
+
+        A relative path is of the working directory that there is now.
+        """
+        folder = folder.absolute()
         with self._lock:
             self._folders = tuple(dict.fromkeys((*self._folders, folder)))
         self._changed()
@@ -81,6 +85,8 @@ class Imports:
                         self.load(folder, gpu)
                     except bundle.NoKernelError as error:
                         refusals.append(str(error))
+                    else:  # at once: where another folder is broken, the next call need not load this one again
+                        self._asked[gpu.ordinal] = asked = (*asked, folder)
             if refusals and len(refusals) == len(folders):
                 raise ArgumentError("; ".join(refusals))
             self._asked[gpu.ordinal] = folders

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -152,6 +153,29 @@ def test_a_folder_that_is_spoiled_is_told_each_time(imported: Imports, folder: P
     for _ in range(2):
         with pytest.raises(ArgumentError, match=rf"^folder {folder} must "):
             imported.find(PROBLEM, LONG, GPU)
+
+
+def test_a_folder_beside_a_spoiled_one_is_loaded_once(imported: Imports, folder: Path, tmp_path: Path) -> None:
+    spoiled = tmp_path / "spoiled"
+    spoiled.mkdir()
+    changes: list[bool] = []
+    imported._changed = lambda: changes.append(True)
+    for one in (folder, spoiled):
+        flashgen.register_kernels(one)
+    for _ in range(3):
+        with pytest.raises(ArgumentError, match=rf"^folder must hold .*; got {spoiled}: "):
+            imported.find(PROBLEM, LONG, GPU)
+    assert len(changes) == 3, "twice registered, one kernel added"
+    shutil.copytree(folder, spoiled, dirs_exist_ok=True)
+    assert imported.find(PROBLEM, LONG, GPU) is not None, "once it is mended"
+    assert not imported.is_pending(GPU)
+
+
+def test_a_relative_folder_is_of_where_it_was_registered(imported: Imports, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    flashgen.register_kernels(folder.name)
+    monkeypatch.chdir("/")
+    assert imported.find(PROBLEM, LONG, GPU) is not None
 
 
 def test_workloads_of_a_folder_are_read_back_and_altered_ones_refused(folder: Path) -> None:
