@@ -9,13 +9,14 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 from flashgen.build import files
 from flashgen.codegen.errors import ArgumentError, FlashgenError, shown
 
 from ..version import __version__
-from . import bundle
+from . import bundle, manifest
 from .bundle import Generated
 
 _FOLDER = "kernels"  # of the package, with what `flashgen generate` writes
@@ -63,12 +64,15 @@ class PackageName:
 
     @classmethod
     def parse(cls, text: str) -> PackageName:
-        """'NAME' or 'NAME==VERSION', by default flashgen's own version. Raises ArgumentError for what pip or Python would refuse."""
+        """'NAME' or 'NAME==VERSION', by default flashgen's own version. Raises ArgumentError for what pip or Python would refuse.
+
+        So it does for the names of other packages: those of which flashgen knows and those which are installed here.
+        """
         name, equals, version = text.partition("==")
         module = _module_of(name)
         if not re.fullmatch(r"[A-Za-z]([A-Za-z0-9._-]*[A-Za-z0-9])?", name) or not module.isidentifier():
             raise ArgumentError(f"wheel must be a package's name, of letters, digits and hyphens, or NAME==VERSION; got {shown(text)}")
-        if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in ("flashgen", "torch", "numpy", "cuda", "triton"):
+        if keyword.iskeyword(module) or module in sys.stdlib_module_names or module in _needed_here() or _is_another_installed(module):
             raise ArgumentError(f"wheel must be a name that no other package has; got {shown(name)}")
         if equals and not re.fullmatch(r"[0-9]+(\.[0-9]+)*((a|b|rc|\.post|\.dev)[0-9]+)?(\+[a-z0-9]+(\.[a-z0-9]+)*)?", version):
             raise ArgumentError(f"wheel must have a version such as 1.0 or 1.0+h200 behind ==; got {shown(version)}")
@@ -82,6 +86,28 @@ class PackageName:
 
 def _module_of(name: str) -> str:
     return re.sub(r"[-_.]+", "_", name).lower()
+
+
+def _needed_here() -> set[str]:
+    """What flashgen imports, and what it can be asked to work with, whether installed or not, as modules are named."""
+    try:
+        requirements = metadata.requires("flashgen") or []
+    except metadata.PackageNotFoundError:  # a checkout on the path
+        requirements = []
+    # The names that are written out are of modules, whose packages have others.
+    required = (re.match(r"[A-Za-z0-9._-]+", requirement) for requirement in requirements)
+    return {"flashgen", "cuda", "nvidia", "triton", "flash_attn"} | {_module_of(found[0]) for found in required if found}
+
+
+def _is_another_installed(module: str) -> bool:
+    """Whether a package is installed that pip or Python knows by this name, other than one of kernels, which may be written anew."""
+    owners = {name for top, names in metadata.packages_distributions().items() if top.lower() == module for name in names}
+    for package in metadata.distributions():
+        by_pip = _module_of(package.name or "") == module
+        of_kernels = by_pip and Path(str(package.locate_file(module)), _FOLDER, manifest.FILE).is_file()
+        if (by_pip or package.name in owners) and not of_kernels:
+            return True
+    return False
 
 
 def require_folder(folder: Path) -> None:

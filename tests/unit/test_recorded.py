@@ -151,12 +151,30 @@ def test_a_package_holds_the_folder_and_says_what_it_needs(tmp_path: Path, capsy
 
 
 @pytest.mark.parametrize(
-    "name", ["", "torch", "flashgen", "json", "class", "../x", "a b", "-x", "1x", "x==", "x==one", "x==1;y", "x\n", 'x"']
-)
+    "name", ["", "torch", "flashgen", "json", "class", "../x", "a b", "-x", "1x", "x==", "x==one", "x==1;y", "x\n", 'x"',
+             "jinja2", "Jinja2==1.0", "typer", "nvidia", "cuda-python", "flash-attn", "hatchling", "pluggy", "Pillow", "PIL"]
+)  # fmt: skip
 def test_names_that_are_none_are_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match=r"^wheel must "):
         generate(tmp_path / "wheels", "sm_90a", 64, wheel=name)
     assert not (tmp_path / "wheels").exists()
+
+
+def test_names_of_installed_packages_are_refused_but_of_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = tmp_path / "site"
+    monkeypatch.syspath_prepend(str(site))
+    generate(tmp_path / "wheels", "sm_90a", 64, causal=False, wheel="My.Kernels")
+    (file,) = (tmp_path / "wheels").iterdir()
+    with zipfile.ZipFile(file) as archive:
+        archive.extractall(site)
+    assert PackageName.parse("my-kernels==2").module == "my_kernels", "which may be written anew"
+    for folder, name, module in (("a-1.dist-info", "some-project", "its_module"), ("b-1.dist-info", "of-that-module", "my_kernels")):
+        (site / folder).mkdir()
+        (site / folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1\n")
+        (site / folder / "top_level.txt").write_text(f"{module}\n")
+        for taken in (name, module):
+            with pytest.raises(ArgumentError, match=r"^wheel must be a name that no other package has; got "):
+                PackageName.parse(taken)
 
 
 def test_a_package_without_a_version_has_flashgen_s() -> None:
