@@ -1,20 +1,23 @@
 // Attention forward from C++, by the CUDA driver alone: reads the manifest that `flashgen generate` wrote, loads one of its cubins and
 // launches it. No Python, no PyTorch, no CUDA runtime, no compiler where it runs.
 //
-//   attention KERNELS BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV SCALE INPUTS OUTPUTS
+//   attention KERNELS PROBLEM BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV SCALE INPUTS OUTPUTS
 //
-// KERNELS is the folder. The file INPUTS holds q [batch, len_q, heads_q, head_dim], k [batch, len_kv, heads_kv, head_dim] and v
-// [batch, len_kv, heads_kv, head_dim_v], one behind the other, in the kernel's element type; OUTPUTS gets out [batch, len_q, heads_q,
-// head_dim_v] in that type and lse [batch, heads_q, len_q] in fp32.
+// KERNELS is the folder; PROBLEM says which of its kernels: bf16_d64_causal, or fp16_d192x128_full where head_dim_v differs. The file
+// INPUTS holds q [batch, len_q, heads_q, head_dim], k [batch, len_kv, heads_kv, head_dim] and v [batch, len_kv, heads_kv, head_dim_v], one
+// behind the other, in the kernel's element type; OUTPUTS gets out [batch, len_q, heads_q, head_dim_v] in that type and lse [batch,
+// heads_q, len_q] in fp32.
 //
 // It takes kernels of the family attention_forward, which is there for every architecture from sm_80 on; what it sets is what
 // `AttentionForward.program` (codegen/families/attention_forward/family.py) gives for dense tensors without modifiers.
 
+#include <cfloat>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -35,23 +38,34 @@ std::string read_file(const std::string& path) {
   return {std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
 }
 
-// The kernel for this architecture: '9.0' is sm_90a in a manifest, with the suffix of the instructions that only this architecture has.
-const json::Value& find_kernel(const json::Value& manifest, const std::string& folder, int major, int minor) {
+// What PROBLEM must be for a kernel; empty for one that this program cannot launch: another family's, one with modifiers or of packed
+// sequences, whose problems have further fields, or one that was chosen for some lengths.
+std::string name_of_problem(const json::Value& kernel) {
+  const json::Value& spec = kernel.at("spec");
+  const json::Value& problem = spec.at("problem");
+  if (spec.at("family").text != "attention_forward" || !kernel.at("bucket").is_null() || kernel.has("workloads")) return "";
+  static const std::set<std::string> known{"pass", "dtype", "head_dim", "head_dim_v", "mask"};
+  for (const auto& field : problem.members) {
+    if (known.count(field.first) == 0) return "";
+  }
+  const int head_dim = problem.at("head_dim").number, head_dim_v = problem.at("head_dim_v").number;
+  const std::string width = std::to_string(head_dim) + (head_dim_v == head_dim ? "" : "x" + std::to_string(head_dim_v));
+  return problem.at("dtype").text + "_d" + width + "_" + problem.at("mask").text;
+}
+
+// The problem's kernel for this architecture: '9.0' is sm_90a in a manifest, with the suffix of the instructions that only it has.
+const json::Value& find_kernel(const json::Value& manifest, const std::string& folder, const std::string& problem, int major, int minor) {
   const std::string plain = "sm_" + std::to_string(major) + std::to_string(minor);
   std::string there;
   for (const json::Value& kernel : manifest.at("kernels").items) {
-    const json::Value& spec = kernel.at("spec");
-    const std::string& target = spec.at("target").text;
-    if (target != plain && target != plain + "a") {
-      there += " " + target;
-      continue;
-    }
-    const json::Value& problem = spec.at("problem");
-    if (spec.at("family").text != "attention_forward" || problem.has("modifiers") || problem.has("sequences")) continue;
-    if (kernel.at("bucket").is_null()) return kernel;
+    const std::string name = name_of_problem(kernel);
+    if (name.empty()) continue;
+    const std::string& target = kernel.at("spec").at("target").text;
+    if (name == problem && (target == plain || target == plain + "a")) return kernel;
+    there += (there.empty() ? "" : ", ") + name + " for " + target;
   }
-  throw std::runtime_error(folder + " must hold an attention_forward kernel for " + plain + ", this GPU's architecture, for all lengths; got" +
-                           (there.empty() ? " others for it" : " kernels for" + there));
+  throw std::runtime_error(folder + " must hold an attention_forward kernel of " + problem + " for " + plain +
+                           ", this GPU's architecture, and for all lengths; got " + (there.empty() ? "none of any problem" : there));
 }
 
 // What the kernel multiplies with in place of a division: ceil(2^64 / divisor), and 0 for 1.
@@ -99,13 +113,22 @@ uint64_t positive(const char* name, const char* text) {
   return static_cast<uint64_t>(number);
 }
 
+// From the smallest normal fp32 number to the largest one whose product with log2(e) is finite. As in Python, it is rounded to fp32.
+float positive_scale(const char* text) {
+  char* end = nullptr;
+  const double scale = std::strtod(text, &end);
+  if (*end != '\0' || !(scale >= FLT_MIN && scale <= 0x1.62e42ep127)) {
+    throw std::runtime_error(std::string("SCALE must be a number from 1.1755e-38 to 2.3587e+38; got ") + text);
+  }
+  return static_cast<float>(scale);
+}
+
 void run(char** arguments) {
   const std::string folder = arguments[1];
-  const Sizes sizes{positive("BATCH", arguments[2]), positive("HEADS_Q", arguments[3]), positive("HEADS_KV", arguments[4]),
-                    positive("LEN_Q", arguments[5]), positive("LEN_KV", arguments[6])};
+  const Sizes sizes{positive("BATCH", arguments[3]), positive("HEADS_Q", arguments[4]), positive("HEADS_KV", arguments[5]),
+                    positive("LEN_Q", arguments[6]), positive("LEN_KV", arguments[7])};
   if (sizes.heads_q % sizes.heads_kv != 0) throw std::runtime_error("HEADS_Q must be a multiple of HEADS_KV");
-  const float scale = std::strtof(arguments[7], nullptr);
-  if (!(scale > 0)) throw std::runtime_error(std::string("SCALE must be a number > 0; got ") + arguments[7]);
+  const float scale = positive_scale(arguments[8]);
 
   const std::string text = read_file(folder + "/manifest.json");
   const json::Value manifest = json::Reader(text).read();
@@ -123,7 +146,7 @@ void run(char** arguments) {
   driver.check(driver.retain_context(&context, device), "making a context");
   driver.check(driver.set_context(context), "entering the context");
 
-  const json::Value& kernel = find_kernel(manifest, folder, major, minor);
+  const json::Value& kernel = find_kernel(manifest, folder, arguments[2], major, minor);
   const json::Value& problem = kernel.at("spec").at("problem");
   const uint64_t head_dim = problem.at("head_dim").number, head_dim_v = problem.at("head_dim_v").number;
   const uint64_t block_q = kernel.at("spec").at("config").at("block_q").number;
@@ -142,9 +165,9 @@ void run(char** arguments) {
   const uint64_t v_bytes = sizes.batch * sizes.len_kv * sizes.heads_kv * head_dim_v * element;
   const uint64_t out_bytes = sizes.batch * sizes.len_q * sizes.heads_q * head_dim_v * element;
   const uint64_t lse_bytes = sizes.batch * sizes.heads_q * sizes.len_q * sizeof(float);
-  const std::string inputs = read_file(arguments[8]);
+  const std::string inputs = read_file(arguments[9]);
   if (inputs.size() != q_bytes + k_bytes + v_bytes) {
-    throw std::runtime_error(std::string(arguments[8]) + " must hold " + std::to_string(q_bytes + k_bytes + v_bytes) + " bytes, q, k and v; got " +
+    throw std::runtime_error(std::string(arguments[9]) + " must hold " + std::to_string(q_bytes + k_bytes + v_bytes) + " bytes, q, k and v; got " +
                              std::to_string(inputs.size()));
   }
 
@@ -170,17 +193,17 @@ void run(char** arguments) {
 
   std::vector<char> outputs(out_bytes + lse_bytes);
   driver.check(driver.from_device(outputs.data(), results, outputs.size()), "copying the outputs");
-  std::ofstream file(arguments[9], std::ios::binary);
+  std::ofstream file(arguments[10], std::ios::binary);
   file.write(outputs.data(), static_cast<std::streamsize>(outputs.size()));
-  if (!file.flush()) throw std::runtime_error(std::string(arguments[9]) + " cannot be written");
+  if (!file.flush()) throw std::runtime_error(std::string(arguments[10]) + " cannot be written");
   std::printf("%s: %llu blocks of %u threads\n", kernel.at("name").text.c_str(), static_cast<unsigned long long>(blocks), threads);
 }
 
 }  // namespace
 
 int main(int count, char** arguments) {
-  if (count != 10) {
-    std::fprintf(stderr, "usage: attention KERNELS BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV SCALE INPUTS OUTPUTS\n");
+  if (count != 11) {
+    std::fprintf(stderr, "usage: attention KERNELS PROBLEM BATCH HEADS_Q HEADS_KV LEN_Q LEN_KV SCALE INPUTS OUTPUTS\n");
     return 2;
   }
   try {

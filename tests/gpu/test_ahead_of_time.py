@@ -120,9 +120,8 @@ def test_the_cpp_example_gives_python_s_bits(causal: bool, tmp_path: Path) -> No
     flashgen.load(tmp_path / "kernels")
     out, lse = flashgen.attention(q, k, v, causal=causal, scale=0.11, return_lse=True)
     (tmp_path / "inputs").write_bytes(b"".join(t.cpu().view(torch.uint8).numpy().tobytes() for t in (q, k, v)))
-    code, said = run(
-        program, tmp_path / "kernels", 2, 8, 2, 1000, 1300, 0.11, tmp_path / "inputs", tmp_path / "outputs", environment=os.environ
-    )
+    problem, files = f"bf16_d64_{'causal' if causal else 'full'}", (tmp_path / "inputs", tmp_path / "outputs")
+    code, said = run(program, tmp_path / "kernels", problem, 2, 8, 2, 1000, 1300, 0.11, *files, environment=os.environ)
     assert code == 0, said
     wanted = b"".join(t.contiguous().cpu().view(torch.uint8).numpy().tobytes() for t in (out, lse))
     assert (tmp_path / "outputs").read_bytes() == wanted

@@ -24,8 +24,12 @@ from flashgen.codegen.devices import find_device
 from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import Workload
+from flashgen.records.choice import bucket
 from flashgen.selection import bundle
+from flashgen.selection.bundle import Generated
+from flashgen.selection.families import default_spec
 from tests.support.cpp_example import EXAMPLE, build, run
+from tests.support.made_artifacts import made_artifact
 
 SUPPORT = Path(__file__).parents[1] / "support"
 CHECKOUT = Path(flashgen.__file__).parents[1]
@@ -61,7 +65,7 @@ def test_the_example_launches_what_python_does(kernels: Path, example: Path, dri
     lengths = (2 * 300 * 6 * 64 * 2, 2 * 411 * 2 * 64 * 2, 2 * 411 * 2 * 64 * 2)
     (tmp_path / "inputs").write_bytes(bytes(sum(lengths)))
     environment = driver | {"STUB_BYTES": str(block.size)}
-    code, said = run(example, kernels, *sizes, scale, tmp_path / "inputs", tmp_path / "outputs", environment=environment)
+    code, said = run(example, kernels, spec.problem.name, *sizes, scale, tmp_path / "inputs", tmp_path / "outputs", environment=environment)
     assert code == 0, said
     line, _, given = Path(driver["STUB_LAUNCH"]).read_bytes().partition(b"\n")
     device = dataclasses.replace(find_device("h200"), l2_bytes=0)  # one head at a time shares the L2, as in the example
@@ -79,19 +83,21 @@ def test_the_example_launches_what_python_does(kernels: Path, example: Path, dri
 
 @pytest.mark.slow
 def test_the_example_names_what_is_wrong(kernels: Path, example: Path, driver: dict[str, str], tmp_path: Path) -> None:
-    sizes = (1, 2, 1, 100, 100, 0.125)
+    kind, sizes = "bf16_d64_causal", (1, 2, 1, 100, 100, 0.125)
     (tmp_path / "inputs").write_bytes(bytes(100))
     files = (tmp_path / "inputs", tmp_path / "outputs")
     stub = driver | {"STUB_BYTES": "0"}
     generate(tmp_path / "hopper", "sm_90a", 64, causal=True)
     wrong: list[tuple[tuple[object, ...], dict[str, str], str]] = [
-        ((kernels, *sizes, *files), {"LD_LIBRARY_PATH": "/nowhere"}, "no NVIDIA driver: libcuda.so.1"),
-        ((kernels, *sizes, *files), stub | {"STUB_CAPABILITY": "80"}, "for sm_80, this GPU's architecture, "),
-        ((tmp_path / "hopper", *sizes, *files), stub, "must hold an attention_forward kernel for sm_90"),
-        ((kernels, *sizes, *files), stub, "must hold 51200 bytes, q, k and v; got 100"),
-        ((kernels, 1, 3, 2, 100, 100, 0.125, *files), stub, "HEADS_Q must be a multiple of HEADS_KV"),
-        ((kernels, 0, *sizes[1:], *files), stub, "BATCH must be an integer from 1; got 0"),
-        ((tmp_path, *sizes, *files), stub, "manifest.json cannot be read"),
+        ((kernels, kind, *sizes, *files), {"LD_LIBRARY_PATH": "/nowhere"}, "no NVIDIA driver: libcuda.so.1"),
+        ((kernels, kind, *sizes, *files), stub | {"STUB_CAPABILITY": "80"}, f"of {kind} for sm_80, this GPU's architecture, "),
+        ((tmp_path / "hopper", kind, *sizes, *files), stub, f"must hold an attention_forward kernel of {kind} for sm_90, "),
+        ((kernels, kind, *sizes, *files), stub, "must hold 51200 bytes, q, k and v; got 100"),
+        ((kernels, kind, 1, 3, 2, 100, 100, 0.125, *files), stub, "HEADS_Q must be a multiple of HEADS_KV"),
+        ((kernels, kind, 0, *sizes[1:], *files), stub, "BATCH must be an integer from 1; got 0"),
+        ((tmp_path, kind, *sizes, *files), stub, "manifest.json cannot be read"),
+        *(((kernels, kind, *sizes[:-1], scale, *files), stub, f"SCALE must be a number from 1.1755e-38 to 2.3587e+38; got {scale}\n")
+          for scale in ("", "0.125abc", "0.125,5", "x", "0", "-1", "nan", "inf", "1e-45", "1.17e-38", "2.36e38")),
     ]  # fmt: skip
     for arguments, environment, message in wrong:
         if environment is not stub and torch.cuda.is_available() and "no NVIDIA driver" in message:
@@ -99,6 +105,38 @@ def test_the_example_names_what_is_wrong(kernels: Path, example: Path, driver: d
         code, said = run(example, *arguments, environment=environment)
         assert (code, message in said) == (1, True), said
     assert run(example, environment=stub)[0] == 2
+
+
+def made(problem: Problem, **of: Any) -> Generated:
+    """A kernel that the driver's stub takes; `of`: the bucket or the workloads that it is for."""
+    target = find_target("sm_90a")
+    spec = default_spec(problem, target, family="attention_forward")
+    artifact = made_artifact(spec)
+    return Generated(spec, dataclasses.replace(artifact, cubin=b"\x7fELF" + artifact.cubin), **of)
+
+
+@pytest.mark.slow
+def test_the_example_launches_the_kernel_that_was_named(example: Path, driver: dict[str, str], tmp_path: Path) -> None:
+    full, causal, half = Problem(Dtype.BF16, 64), Problem(Dtype.BF16, 64, mask=Mask.CAUSAL), Problem(Dtype.FP16, 64, mask=Mask.CAUSAL)
+    mixed, capped = Problem(Dtype.BF16, 64, 32), Problem(Dtype.BF16, 64, modifiers=("softcap",))
+    some = Workload(1, 2, 1, 100, 100)
+    of_bucket, tuned = made(Problem(Dtype.BF16, 32), bucket=bucket(some)), made(Problem(Dtype.BF16, 96), workloads=(some,))
+    for_all = [made(problem) for problem in (full, mixed, half, causal)]
+    bundle.write(tmp_path / "kernels", [made(capped), of_bucket, tuned, *for_all])
+    bundle.write(tmp_path / "none", [made(capped), of_bucket, tuned])
+    (tmp_path / "inputs").write_bytes(bytes(4 * 100 * 64 * 2))
+    rest = (1, 2, 1, 100, 100, 0.125, tmp_path / "inputs", tmp_path / "outputs")
+    stub = driver | {"STUB_BYTES": "0"}
+    for spec in (kernel.spec for kernel in for_all if kernel.spec.problem != mixed):
+        code, said = run(example, tmp_path / "kernels", spec.problem.name, *rest, environment=stub)
+        assert (code, said.split(": ")[0]) == (0, spec.name), said
+        assert Path(driver["STUB_LAUNCH"]).read_text().split()[0] == spec.name
+    there = ", ".join(f"{kernel.spec.problem.name} for sm_90a" for kernel in for_all)
+    for folder, got in (("kernels", there), ("none", "none of any problem")):
+        for name in (capped.name, of_bucket.spec.problem.name, tuned.spec.problem.name, "bf16_d64", ""):
+            code, said = run(example, tmp_path / folder, name, *rest, environment=stub)
+            wanted = f" kernel of {name} for sm_90, this GPU's architecture, and for all lengths; got {got}\n"
+            assert (code, said.endswith(wanted)) == (1, True), said
 
 
 # A package of kernels
