@@ -7,16 +7,19 @@ from typing import Any, Literal, overload
 import torch
 from torch.compiler import is_compiling, is_dynamo_compiling
 
+from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS
 from flashgen.codegen.seen import Ends
+from flashgen.codegen.typed import require_type
 
 from .launch.arguments import require_together
 from .launch.asked import asked
 from .launch.autocast import cast_by_autocast
 from .launch.jagged import JaggedCall
-from .launch.keywords import modified_of_call
+from .launch.keywords import modified_of_call, seed_of
 from .launch.packed_arguments import PackedTokens, check_packed_types, lengths_of_scores, narrowed, require_plain_causal
 from .launch.refused_keywords import refuse_keywords
+from .numerics.modifiers.dropout import dropout_mask
 from .operators.autograd import is_differentiated
 from .operators.packed import attention_varlen_forward, attention_varlen_output, packed_run_at_hand
 from .operators.packed_gradients import differentiable_varlen
@@ -30,7 +33,6 @@ _REFUSED = {
     "document_ids": "each document can be a sequence of its own",
     "key_padding_mask": "seqused_kv says how many keys of a sequence are used",
     "block_mask": "its blocks are of dense sequences: give its mask_mod",
-    "return_dropout_mask": "it has an element for each score, of which packed sequences have no form yet",
 }
 
 
@@ -61,6 +63,7 @@ def attention_varlen(
     mask: torch.Tensor | None = ...,
     score_mod: Any = ...,
     mask_mod: Any = ...,
+    return_dropout_mask: Literal[False] = ...,
     **others: Any,
 ) -> torch.Tensor: ...
 @overload
@@ -90,6 +93,7 @@ def attention_varlen(
     mask: torch.Tensor | None = ...,
     score_mod: Any = ...,
     mask_mod: Any = ...,
+    return_dropout_mask: bool = ...,
     **others: Any,
 ) -> Any: ...
 def attention_varlen(
@@ -118,6 +122,7 @@ def attention_varlen(
     mask: torch.Tensor | None = None,
     score_mod: Any = None,
     mask_mod: Any = None,
+    return_dropout_mask: bool = False,
     **others: Any,
 ) -> Any:
     """softmax(scale * q k^T) v of each sequence of a batch by itself; sequences of any lengths lie one behind the other.
@@ -144,9 +149,12 @@ def attention_varlen(
        are counted from 0 in it. What is built in is not found in it: a softcap or ALiBi is faster by its own keyword
     mask_mod: mask_mod(batch, head, query, key), as `flashgen.attention` has it, with these numbers. Tiles that nobody sees cost no time. A
        causal mask or a window in it becomes the call's where keys have the queries' own boundaries (the same tensors)
+    return_dropout_mask: also return which elements are kept: bool, [batch, heads_q, max_seqlen_q, max_seqlen_kv], both of which must be
+       given: of sequence b the elements [b, head, query, key], as with bias. For tests, as `flashgen.attention` has it
     others: further keywords of `flashgen.attention`, which are refused by name: what they say has no form for packed sequences, or not yet.
     Returns out [tokens, heads_q, head_dim_v], dense; with return_lse also the natural log-sum-exp of the scaled scores, fp32
-    [heads_q, tokens]. Tokens of q that no sequence uses have out 0 and an lse of -inf, as a query without keys has.
+    [heads_q, tokens]; then the dropout mask, if asked for. Tokens of q that no sequence uses have out 0 and an lse of -inf, as a query
+    without keys has.
 
     deterministic: as `flashgen.attention` has it
     Out and lse have gradients, by q, k, v, sinks, bias and what score_mod captures, which autograd gives, not torch.func; those of tokens
@@ -163,6 +171,9 @@ def attention_varlen(
     if isinstance(q, torch.Tensor) and q.is_nested:
         jagged = JaggedCall.of(q, k, v, PackedTokens(*where))
         (q, k, v), where = jagged.values, jagged.tokens
+    if return_dropout_mask is not False:
+        require_type("return_dropout_mask", return_dropout_mask, bool)
+        _require_lengths(*where[4:])
     modified: tuple[Any, ...] = ()  # what operators are told of modifiers
     given = NO_MODIFIERS
     of_modifiers: tuple[torch.Tensor, ...] = ()
@@ -195,7 +206,8 @@ def attention_varlen(
         if run is not None:
             both = run(return_lse, *tensors)
             found = both if return_lse else both[0]
-            return found if jagged is None else jagged.nested(found)
+            found = found if jagged is None else jagged.nested(found)
+            return _beside_mask(found, q, where, dropout_p, modified) if return_dropout_mask else found
     try:
         q, k, v = cast_by_autocast(q, k, v)
         check_packed_types(q, k, v, PackedTokens(*where), causal, scale, return_lse, deterministic)
@@ -209,4 +221,18 @@ def attention_varlen(
         if not is_compiling():
             require_together(q, k, v, error, in_mode=not nobody_listens())
         raise
-    return found if jagged is None else jagged.nested(found)
+    found = found if jagged is None else jagged.nested(found)
+    return _beside_mask(found, q, where, dropout_p, modified) if return_dropout_mask else found
+
+
+def _require_lengths(max_seqlen_q: int | None, max_seqlen_kv: int | None) -> None:
+    """Raises ArgumentError unless both are there, for elements that are counted by them."""
+    for name, length in (("max_seqlen_q", max_seqlen_q), ("max_seqlen_kv", max_seqlen_kv)):
+        if length is None:
+            raise ArgumentError(f"{name} must be given with return_dropout_mask=True, whose elements it counts; got None")
+
+
+def _beside_mask(found: Any, q: torch.Tensor, where: tuple[Any, ...], dropout_p: float, modified: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a call gives, and which elements of P it keeps."""
+    mask = dropout_mask(seed_of(*modified), dropout_p, where[0].shape[0] - 1, q.shape[1], where[4], where[5], q.device)
+    return (*(found if isinstance(found, tuple) else (found,)), mask)

@@ -12,7 +12,8 @@ import torch.utils.checkpoint
 import flashgen
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifiers.dropout import limit_of
-from flashgen.numerics.modifiers.dropout import dropout_mask, random_bits
+from flashgen.numerics.modifiers import dropout
+from flashgen.numerics.modifiers.dropout import dropout_mask, kept_elements, random_bits
 from tests.support.plan import few_of
 
 
@@ -68,6 +69,16 @@ def test_random_bits_are_those_of_philox() -> None:
     bits = random_bits(torch.tensor(0), torch.zeros(1, 1, dtype=torch.int64), queries, keys)[0]
     words = [0x5F6FB709, 0x0D893F64, 0x4F121F81, 0x4F730A48]  # of a counter and a key of zeros, after 7 rounds (Salmon et al., Random123)
     assert bits.tolist() == [[word >> half & 0xFFFF for word in words[row::2] for half in (0, 16)] for row in (0, 1)]
+
+
+@pytest.mark.parametrize("at_once", [1, 10**6])
+@pytest.mark.parametrize("sizes", [(2, 3, 37, 53), (1, 1, 16, 32), (1, 2, 1, 1), (2, 1, 0, 9)])
+def test_a_mask_has_the_elements_that_are_kept(sizes: tuple[int, ...], at_once: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dropout, "_COUNTERS_AT_ONCE", at_once)
+    (batch, heads, len_q, len_kv), seed = sizes, torch.tensor(-12345678901234567)
+    queries, keys = torch.arange(len_q)[:, None], torch.arange(len_kv)[None]
+    wanted = kept_elements(seed, 0.3, torch.arange(batch * heads)[:, None], queries, keys).reshape(sizes)
+    assert torch.equal(dropout_mask(seed, 0.3, batch, heads, len_q, len_kv, torch.device("cpu")), wanted)
 
 
 def test_every_probability_is_met() -> None:

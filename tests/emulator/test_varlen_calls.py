@@ -410,3 +410,19 @@ def test_a_score_mod_may_capture_what_is_shorter_than_sequences(monkeypatch: pyt
         q, q, q, cu_seqlens_q=ends, cu_seqlens_kv=ends, score_mod=lambda score, batch, head, query, key: score + slopes[head] * key
     )
     torch.testing.assert_close(out, q)
+
+
+@pytest.mark.slow
+def test_the_dropout_mask_is_that_of_each_sequence() -> None:
+    generator = torch.Generator().manual_seed(5)
+    q, k = (torch.randn(tokens, 2, 16, generator=generator).bfloat16() for tokens in (24, 40))
+    ends_q, ends_kv = torch.tensor([0, 7, 7, 24], dtype=torch.int32), torch.tensor([0, 9, 12, 40], dtype=torch.int32)
+    where: dict[str, Any] = {"cu_seqlens_q": ends_q, "cu_seqlens_kv": ends_kv, "max_seqlen_q": 17, "max_seqlen_kv": 28}
+    out, lse, kept = flashgen.attention_varlen(q, k, k, **where, dropout_p=0.4, return_lse=True, return_dropout_mask=True)
+    assert kept.shape == (3, 2, 17, 28)
+    for b, (of_q, of_kv) in enumerate(zip(ends_q.tolist()[:-1], ends_kv.tolist()[:-1], strict=True)):
+        queries, keys = slice(of_q, int(ends_q[b + 1])), slice(of_kv, int(ends_kv[b + 1]))
+        s = torch.einsum("qhd,khd->hqk", q[queries].double(), k[keys].double()) / 4
+        p = torch.softmax(s, -1) * kept[b, :, : s.shape[1], : s.shape[2]] / 0.6
+        assert torch.allclose(out[queries].double(), torch.einsum("hqk,khd->qhd", p, k[keys].double()), atol=0.03)
+        assert torch.allclose(lse[:, queries].double(), s.logsumexp(-1), atol=1e-3)

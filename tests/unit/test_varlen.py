@@ -118,6 +118,8 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
         lambda a: a.update(bias=torch.ones(3, 1, 9, 8), mask=torch.ones(8, 8) > 0),
         r"^mask must have bias's elements of each query, 9, or one; got 8",
     ),
+    (lambda a: a.update(return_dropout_mask=True), r"^max_seqlen_q must be given with return_dropout_mask=True"),
+    (lambda a: a.update(return_dropout_mask=1, max_seqlen_q=8, max_seqlen_kv=8), r"^return_dropout_mask must be of type bool; got 1"),
     (lambda a: a.update(mask_mod=True), r"^mask_mod must be a function of \(batch, head, query, key\); got True"),
     (lambda a: a.update(sinks=torch.ones(3)), r"^sinks must have the shape .*; got \(3,\)"),
     (lambda a: a.update(k=jagged(2, 16, 3)), r"^k must be one dense tensor; got a nested one"),

@@ -16,6 +16,8 @@ from ..link import Link, Rows
 _WORD = 2**32 - 1
 _MULTIPLIERS, _INCREMENTS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85)  # of Philox4x32
 _ROUNDS = 7
+_TILE = 16  # queries and keys
+_COUNTERS_AT_ONCE = 2**23  # 64 MiB for each of some ten numbers
 
 
 class DropoutLink(Link):
@@ -43,20 +45,25 @@ class DropoutLink(Link):
 
 def kept_elements(seed: Tensor, p: float, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
     """Which elements of P a dropout keeps: bool [n, rows, keys]. The arguments are those of `random_bits`."""
-    (limit, inverted), bits = limit_of(p), random_bits(seed, heads, queries, keys).to(torch.int16).view(torch.float16)
-    (number,) = struct.unpack("e", struct.pack("H", limit))  # a tensor would have to be copied to the device, which no graph captures
-    less: Tensor = bits < number
-    return less if inverted else ~less
+    return _are_kept(random_bits(seed, heads, queries, keys), p)
 
 
 def dropout_mask(seed: Tensor | None, p: float, batch: int, heads: int, len_q: int, len_kv: int, device: torch.device) -> Tensor:
     """Which elements of P a call keeps: bool [batch, heads, len_q, len_kv]. All of them without a seed."""
     kept = torch.ones(batch, heads, len_q, len_kv, dtype=torch.bool, device=device)
-    if seed is None:
+    if seed is None or not kept.numel():
         return kept
-    queries, keys = torch.arange(len_q, device=device)[:, None], torch.arange(len_kv, device=device)[None]
-    for head, of_head in enumerate(kept.flatten(0, 1)):  # all at once would take many times the memory
-        of_head.copy_(kept_elements(seed, p, torch.full((1, 1), head, device=device), queries, keys)[0])
+    tiles_q, tiles_kv = -(-len_q // _TILE), -(-len_kv // _TILE)  # elements of a counter lie within such a tile: see `random_bits`
+    queries, keys = torch.arange(tiles_q * _TILE // 2, device=device)[:, None], torch.arange(tiles_kv * _TILE // 4, device=device)[None]
+    at_once = max(1, _COUNTERS_AT_ONCE // (len(queries) * keys.shape[1]))
+    of_heads = kept.flatten(0, 1)
+    for first in range(0, batch * heads, at_once):
+        some = of_heads[first : first + at_once]
+        words = _words(seed, torch.arange(first, first + len(some), device=device)[:, None], queries, keys)
+        words = words.reshape(2, 2, len(some), tiles_q, _TILE // 2, tiles_kv, _TILE // 4)  # eights of keys and of queries come first
+        halves = torch.stack((_are_kept(words & 0xFFFF, p), _are_kept(words >> 16, p)), dim=-1)
+        tiles = halves.permute(2, 3, 1, 4, 5, 0, 6, 7).reshape(len(some), tiles_q * _TILE, tiles_kv * _TILE)
+        some.copy_(tiles[:, :len_q, :len_kv])
     return kept
 
 
@@ -67,7 +74,14 @@ def random_bits(seed: Tensor, heads: Tensor, queries: Tensor, keys: Tensor) -> T
 
     heads: [n, rows], counted over the whole batch; queries: [rows, 1]; keys: [1, keys]
     """
-    counter = [keys // 16 * 4 + keys % 8 // 2, queries // 16 * 8 + queries % 8, heads[..., None], torch.zeros_like(keys)]
+    words = _words(seed, heads, queries // 16 * 8 + queries % 8, keys // 16 * 4 + keys % 8 // 2)
+    which = (queries // 8 % 2 + keys // 8 % 2 * 2).expand(words.shape[1:])
+    return words.gather(0, which[None])[0] >> keys % 2 * 16 & 0xFFFF
+
+
+def _words(seed: Tensor, heads: Tensor, queries: Tensor, keys: Tensor) -> Tensor:
+    """The four words of Philox, int64 [4, n, rows, keys], of counters of (keys, queries, heads, 0) in the shapes of `random_bits`."""
+    counter = [keys, queries, heads[..., None], torch.zeros_like(keys)]
     key = [seed & _WORD, seed >> 32 & _WORD]
     for _ in range(_ROUNDS):
         (high, low), (other_high, other_low) = (
@@ -75,9 +89,15 @@ def random_bits(seed: Tensor, heads: Tensor, queries: Tensor, keys: Tensor) -> T
         )
         counter = [other_high ^ counter[1] ^ key[0], other_low, high ^ counter[3] ^ key[1], low]
         key = [(part + more) & _WORD for part, more in zip(key, _INCREMENTS, strict=True)]
-    words = torch.stack(torch.broadcast_tensors(*counter))
-    which = (queries // 8 % 2 + keys // 8 % 2 * 2).expand(words.shape[1:])
-    return words.gather(0, which[None])[0] >> keys % 2 * 16 & 0xFFFF
+    return torch.stack(torch.broadcast_tensors(*counter))
+
+
+def _are_kept(bits: Tensor, p: float) -> Tensor:
+    """Whether elements with these 16 random bits are kept: bool, in the bits' shape."""
+    limit, inverted = limit_of(p)
+    (number,) = struct.unpack("e", struct.pack("H", limit))  # a tensor would have to be copied to the device, which no graph captures
+    less: Tensor = bits.to(torch.int16).view(torch.float16) < number
+    return less if inverted else ~less
 
 
 LINK = DropoutLink
