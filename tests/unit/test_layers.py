@@ -181,7 +181,8 @@ def test_modules_are_short() -> None:
 
 def test_a_public_name_means_one_thing() -> None:
     homes: dict[str, set[str]] = {}
-    for name, (_, text) in modules().items():
+    own = {name: text for name, (_, text) in modules().items() if not name.startswith("integrations.")}  # others' names are theirs
+    for name, text in own.items():
         for node in ast.parse(text).body:
             if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_"):
                 homes.setdefault(node.name, set()).add(name)

@@ -1,0 +1,86 @@
+"""FlashAttention's options as flashgen's calls take them, and errors by the names that FlashAttention's callers know.
+
+FlashAttention takes any strides and head dims: a tensor whose elements of a head are apart is copied, and head dims grow to a multiple of 8
+by zeros, which change no score and no output. So it is here; the copies grow with the tokens alone.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, NoReturn
+
+import torch
+from torch.nn.functional import pad
+
+from flashgen.codegen.errors import ArgumentError, shown
+from flashgen.codegen.seen import Ends
+from flashgen.codegen.typed import require_type
+
+NO_WINDOW = (-1, -1)
+_WIDTH, _WIDEST = 8, 256  # head dims are multiples of the one, up to the other
+_THEIR_NAMES = {
+    "scale": "softmax_scale",
+    "window": "window_size",
+    "chunk": "attention_chunk",
+    "return_lse": "return_softmax_lse",
+    **{f"{name}_kv": f"{name}_k" for name in ("cu_seqlens", "max_seqlen", "seqused")},
+}
+_OUR_NAME = re.compile(r"\b(" + "|".join(_THEIR_NAMES) + r")\b(?! \d)")
+
+
+def window_of(window_size: Any, causal: bool) -> Ends | None:
+    """(left, right), of which a number below 0 opens its side, as `flashgen.attention` has it. A causal mask ends where it ends.
+
+    The two may be tensors of one element, as FlashAttention's own tests give them. Raises ArgumentError.
+    """
+    if type(window_size) is tuple and window_size == NO_WINDOW:
+        return None
+    try:
+        left, right = (int(end) for end in window_size)
+    except (TypeError, ValueError):
+        given = shown(window_size)
+        raise ArgumentError(f"window_size must be (left, right), two integers, of which -1 opens its side; got {given}") from None
+    ends = (left if left >= 0 else None, right if right >= 0 and not causal else None)
+    return None if ends == (None, None) else ends
+
+
+def softcap_of(softcap: Any) -> Any:
+    """None for 0 and below, which switch it off."""
+    return None if isinstance(softcap, (int, float)) and softcap <= 0 else softcap
+
+
+def length_of(length: Any) -> Any:
+    """A number of tokens, which may be a tensor of one element, as an int."""
+    return int(length) if isinstance(length, torch.Tensor) else length
+
+
+def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether kernels take these as they are. Each call asks."""
+    return not (q.shape[-1] % _WIDTH or v.shape[-1] % _WIDTH) and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+
+
+def fitted(tensor: Any) -> Any:
+    """The tensor, or a copy with its elements side by side and its head dim a multiple of 8. What is no tensor stays as it is."""
+    if not isinstance(tensor, torch.Tensor) or not tensor.ndim:
+        return tensor
+    if tensor.shape[-1] % _WIDTH and tensor.shape[-1] <= _WIDEST:
+        return pad(tensor, (0, -tensor.shape[-1] % _WIDTH))
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
+
+
+def refuse(function: str, reasons: dict[str, str], **given: Any) -> None:
+    """Raises ArgumentError for the first argument that is given, with the reason. None, False and 0 count as not given."""
+    for name, value in given.items():
+        if value is not None and value is not False and not (type(value) is int and value == 0):
+            raise ArgumentError(f"{name} must be left out of flashgen's {function}: {reasons[name]}; got {shown(value)}")
+
+
+def raise_as_theirs(error: Exception, **tensors: Any) -> NoReturn:
+    """The error of a call, by FlashAttention's names of arguments. tensors: what must be tensors, by name."""
+    if isinstance(error, (AttributeError, TypeError)):
+        for name, tensor in tensors.items():
+            if not isinstance(tensor, torch.Tensor):
+                require_type(name, tensor, torch.Tensor)
+    if type(error) is ArgumentError:
+        raise ArgumentError(_OUR_NAME.sub(lambda found: _THEIR_NAMES[found[1]], str(error))) from None
+    raise error

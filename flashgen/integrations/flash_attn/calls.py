@@ -1,0 +1,225 @@
+"""The calls behind both of FlashAttention's interfaces, version 2's and 3's: dense and packed sequences, and caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch.compiler import is_compiling
+
+from flashgen.codegen.seen import Ends
+
+from ...api import attention
+from ...kvcache import attention_with_kvcache
+from ...operators.gradients import NoDerivativeError
+from ...varlen import attention_varlen
+from .arguments import fits, fitted, length_of, raise_as_theirs, softcap_of
+from .s_dmask import signed_probabilities, signed_probabilities_of_sequences
+
+_NO_GRADIENT = "flashgen computes no gradients of keys in a cache or in pages (block_table), as FlashAttention does not: detach the tensors"
+
+
+def dense_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window: Ends | None,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    deterministic: bool,
+    with_lse: bool,
+    *,
+    with_probabilities: bool = False,
+    chunk: int | None = None,
+) -> Any:
+    """Out, with_lse (out, lse), with_probabilities and dropout (out, lse, S_dmask): see `signed_probabilities`.
+
+    q, k, v: [batch, length, heads, head_dim]. Raises ArgumentError.
+    """
+    options: dict[str, Any] = {}
+    cap = softcap_of(softcap) if softcap else None
+    try:
+        if with_probabilities and dropout_p:
+            options["return_dropout_mask"] = True
+        width = v.shape[-1]
+        if not fits(q, k, v):
+            softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+            q, k, v = fitted(q), fitted(k), fitted(v)
+        found: Any = attention(
+            q,
+            k,
+            v,
+            causal=causal,
+            scale=softmax_scale,
+            return_lse=with_lse,
+            deterministic=deterministic or None,
+            window=window,
+            chunk=chunk,
+            softcap=cap,
+            alibi_slopes=alibi_slopes,
+            dropout_p=dropout_p,
+            **options,
+        )
+    except Exception as error:
+        raise_as_theirs(error, q=q, k=k, v=v)
+    if width != v.shape[-1]:
+        found = (found[0][..., :width], *found[1:]) if with_lse else found[..., :width]
+    if options:
+        out, lse, kept = found
+        return out, lse, signed_probabilities(q, k, kept, causal, softmax_scale, window, cap, alibi_slopes)
+    return found
+
+
+def packed_call(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    cu_seqlens_k: torch.Tensor,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float,
+    softmax_scale: float | None,
+    causal: bool,
+    window: Ends | None,
+    softcap: float,
+    alibi_slopes: torch.Tensor | None,
+    deterministic: bool,
+    with_lse: bool,
+    *,
+    with_probabilities: bool = False,
+    chunk: int | None = None,
+    seqused_q: torch.Tensor | None = None,
+    seqused_k: torch.Tensor | None = None,
+) -> Any:
+    """The same of packed sequences: q, k, v [tokens, heads, head_dim], lse [heads, tokens]. Raises ArgumentError."""
+    options: dict[str, Any] = {}
+    cap = softcap_of(softcap) if softcap else None
+    try:
+        max_seqlen_q, max_seqlen_k = length_of(max_seqlen_q), length_of(max_seqlen_k)
+        if with_probabilities and dropout_p:
+            options["return_dropout_mask"] = True
+        width = v.shape[-1]
+        if not fits(q, k, v):
+            softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+            q, k, v = fitted(q), fitted(k), fitted(v)
+        found = attention_varlen(
+            q,
+            k,
+            v,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_kv=cu_seqlens_k,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_kv=max_seqlen_k,
+            seqused_q=seqused_q,
+            seqused_kv=seqused_k,
+            causal=causal,
+            scale=softmax_scale,
+            return_lse=with_lse,
+            deterministic=deterministic or None,
+            window=window,
+            chunk=chunk,
+            softcap=cap,
+            alibi_slopes=alibi_slopes,
+            dropout_p=dropout_p,
+            **options,
+        )
+    except Exception as error:
+        raise_as_theirs(error, q=q, k=k, v=v)
+    if width != v.shape[-1]:
+        found = (found[0][..., :width], *found[1:]) if with_lse else found[..., :width]
+    if options:
+        out, lse, kept = found
+        ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
+        return out, lse, signed_probabilities_of_sequences(q, k, ends, kept, causal, softmax_scale, window, cap, alibi_slopes)
+    return found
+
+
+def cached_call(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    k: torch.Tensor | None,
+    v: torch.Tensor | None,
+    softmax_scale: float | None,
+    with_lse: bool,
+    **options: Any,
+) -> Any:
+    """Out, or (out, lse), of keys in a cache: `flashgen.attention_with_kvcache`, which has these options. Raises ArgumentError.
+
+    Of tensors that require grad a gradient may not be asked: autograd then raises NoDerivativeError.
+    """
+    try:
+        if fits(q, k_cache, v_cache) and (k is None or k.stride(-1) == 1) and (v is None or v.stride(-1) == 1):
+            return _inference(
+                lambda: attention_with_kvcache(q, k_cache, v_cache, k, v, scale=softmax_scale, return_lse=with_lse, **options),
+                (q, k_cache, v_cache, k, v),
+            )
+        scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
+        caches, width = (fitted(k_cache), fitted(v_cache)), v_cache.shape[-1]
+
+        def call() -> Any:
+            found = attention_with_kvcache(fitted(q), *caches, fitted(k), fitted(v), scale=scale, return_lse=with_lse, **options)
+            if k is not None:  # FlashAttention writes a cache of another head dim back as well
+                for cache, padded in zip((k_cache, v_cache), caches, strict=True):
+                    if padded is not cache:
+                        cache.copy_(padded[..., : cache.shape[-1]])
+            return (found[0][..., :width], found[1]) if with_lse else found[..., :width]
+
+        return _inference(call, (q, k_cache, v_cache, k, v))
+    except Exception as error:
+        raise_as_theirs(error, q=q, k_cache=k_cache, v_cache=v_cache)
+
+
+def packed_cached_call(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    cu_seqlens_q: torch.Tensor,
+    max_seqlen_q: int,
+    softmax_scale: float | None,
+    with_lse: bool,
+    **options: Any,
+) -> Any:
+    """The same of packed queries, [tokens, heads, head_dim]; lse is [heads, tokens].
+
+    Kernels of caches take as many queries of each sequence: those that are fewer come behind rows that nobody reads, as the last one is
+    aligned to the last key. So memory grows with max_seqlen_q * batch, and nobody waits for the device.
+    """
+    try:
+        most = length_of(max_seqlen_q)
+        begins, ends = cu_seqlens_q[:-1], cu_seqlens_q[1:]
+        if not q.shape[0] or not most:
+            empty = q.new_zeros((*q.shape[:2], v_cache.shape[-1]))
+            return (empty, q.new_zeros((q.shape[1], q.shape[0]), dtype=torch.float32)) if with_lse else empty
+        position = torch.arange(most, device=q.device) - (most - (ends - begins))[:, None]  # below 0: of no query
+        padded = q[(begins[:, None] + position.clamp_min(0)).clamp_max(q.shape[0] - 1)]
+        found = cached_call(padded, k_cache, v_cache, None, None, softmax_scale, with_lse, **options)
+        tokens = torch.arange(q.shape[0], device=q.device, dtype=ends.dtype)
+        sequence = torch.bucketize(tokens, ends, right=True).clamp_max(len(ends) - 1)
+        row = (tokens - ends[sequence] + most).clamp(0, most - 1)
+        return (found[0][sequence, row], found[1][sequence, :, row].T) if with_lse else found[sequence, row]
+    except Exception as error:
+        raise_as_theirs(error, q=q, k_cache=k_cache, v_cache=v_cache, cu_seqlens_q=cu_seqlens_q)
+
+
+class _Inference(torch.autograd.Function):
+    """A call without gradients, of tensors that may have some: those who ask for them are told."""
+
+    @staticmethod
+    def forward(ctx: Any, call: Callable[[], Any], *tensors: torch.Tensor | None) -> Any:
+        return call()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> NoReturn:
+        raise NoDerivativeError(_NO_GRADIENT)
+
+
+def _inference(call: Callable[[], Any], tensors: tuple[torch.Tensor | None, ...]) -> Any:
+    if not is_compiling() and torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
+        return _Inference.apply(call, *tensors)  # type: ignore[no-untyped-call]
+    return call()

@@ -1,0 +1,75 @@
+"""Rotary embeddings as flash_attn.layers.rotary and flash_attn.ops.triton.rotary have them, by PyTorch, computed in fp32, with gradients.
+
+flashgen rotates within its kernels where new keys come to a cache (`flashgen.attention_with_kvcache`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+__all__ = ["apply_rotary", "apply_rotary_emb", "apply_rotary_emb_func", "apply_rotary_emb_torch"]
+
+
+def apply_rotary_emb(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    interleaved: bool = False,
+    inplace: bool = False,
+    seqlen_offsets: int | torch.Tensor = 0,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+) -> torch.Tensor:
+    """Gives x with its first rotary_dim elements rotated by the angles of its positions; in x itself with inplace.
+
+    x: [batch, length, heads, head_dim], or with cu_seqlens (int32, [batch + 1]) [tokens, heads, head_dim]
+    cos, sin: [positions, rotary_dim / 2]
+    interleaved: whether an element is rotated with the next one, or with that half of rotary_dim behind
+    seqlen_offsets: an int, or [batch]: the position of a sequence's first token. max_seqlen says nothing here.
+    """
+    if cu_seqlens is None:
+        position = torch.arange(x.shape[1], device=x.device)
+        if isinstance(seqlen_offsets, torch.Tensor):
+            position = position + seqlen_offsets[:, None]
+        elif seqlen_offsets:
+            position = position + seqlen_offsets
+    else:
+        tokens = torch.arange(x.shape[0], device=x.device)
+        sequence = torch.bucketize(tokens, cu_seqlens[1:].to(tokens.dtype), right=True).clamp_max(cu_seqlens.shape[0] - 2)
+        first = cu_seqlens[:-1] if isinstance(seqlen_offsets, int) else cu_seqlens[:-1] - seqlen_offsets
+        position = tokens - first[sequence] + (seqlen_offsets if isinstance(seqlen_offsets, int) else 0)
+    rotated = _rotated(x, cos[position], sin[position], interleaved)
+    return x.copy_(rotated) if inplace else rotated
+
+
+def apply_rotary(
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    seqlen_offsets: int | torch.Tensor = 0,
+    cu_seqlens: torch.Tensor | None = None,
+    max_seqlen: int | None = None,
+    interleaved: bool = False,
+    inplace: bool = False,
+    conjugate: bool = False,
+) -> torch.Tensor:
+    """`apply_rotary_emb` in the argument order of flash_attn.ops.triton.rotary; conjugate: by the negative angles."""
+    return apply_rotary_emb(x, cos, -sin if conjugate else sin, interleaved, inplace, seqlen_offsets, cu_seqlens, max_seqlen)
+
+
+def apply_rotary_emb_torch(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool = False) -> torch.Tensor:
+    """The same by cos and sin of each token, [length, rotary_dim / 2] or [batch, length, rotary_dim / 2]."""
+    return _rotated(x, cos, sin, interleaved)
+
+
+def _rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: bool) -> torch.Tensor:
+    """cos, sin: of each token, without the axis of heads."""
+    cos, sin, width = cos[..., None, :].float(), sin[..., None, :].float(), 2 * cos.shape[-1]
+    turned = x[..., :width].float()
+    one, other = (turned[..., ::2], turned[..., 1::2]) if interleaved else turned.chunk(2, -1)
+    both = (one * cos - other * sin, one * sin + other * cos)
+    found = (torch.stack(both, -1).flatten(-2) if interleaved else torch.cat(both, -1)).to(x.dtype)
+    return found if width == x.shape[-1] else torch.cat((found, x[..., width:]), -1)
+
+
+apply_rotary_emb_func = apply_rotary_emb

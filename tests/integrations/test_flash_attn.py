@@ -1,0 +1,253 @@
+"""FlashAttention's functions by flashgen: options, layouts and refusals, and a call of CPU tensors against plain attention in fp64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from flashgen.codegen.errors import ArgumentError
+from flashgen.integrations import flash_attn as fa
+from flashgen.integrations.flash_attn import bert_padding, flash_attn_3_interface, flash_attn_interface, primitives, rotary
+
+
+@pytest.fixture(autouse=True)
+def on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    torch.manual_seed(11)
+
+
+def drawn(*sizes: int) -> torch.Tensor:
+    return torch.randn(sizes).bfloat16()
+
+
+def exact(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    causal: bool = False,
+    window: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    slopes: torch.Tensor | None = None,
+    scale: float | None = None,
+    kept: torch.Tensor | None = None,
+    p: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Out and lse of [batch, length, heads, width] in fp64, as FlashAttention's documentation says it."""
+    q, k, v = q.double(), k.double(), v.double()
+    k, v = (t.repeat_interleave(q.shape[2] // t.shape[2], 2) for t in (k, v))
+    s = torch.einsum("bqhd,bkhd->bhqk", q, k) * (q.shape[-1] ** -0.5 if scale is None else scale)
+    s = softcap * torch.tanh(s / softcap) if softcap else s
+    last = torch.arange(q.shape[1])[:, None] + k.shape[1] - q.shape[1]
+    keys = torch.arange(k.shape[1])
+    if slopes is not None:
+        s = s - slopes.double().reshape(-1, q.shape[2], 1, 1) * (last - keys).abs()
+    left, right = window[0], 0 if causal else window[1]
+    hidden = (keys > last + right) & (right >= 0) | (keys < last - left) & (left >= 0)
+    s = s.masked_fill(hidden, -math.inf)
+    probabilities = torch.softmax(s, -1).nan_to_num(0.0)
+    if kept is not None:
+        probabilities = probabilities * kept / (1 - p)
+    return torch.einsum("bhqk,bkhd->bqhd", probabilities, v), s.logsumexp(-1)
+
+
+def close(given: torch.Tensor, wanted: torch.Tensor) -> bool:
+    assert given.shape == wanted.shape
+    return torch.allclose(given.double(), wanted.double(), atol=0.04, rtol=0.02)
+
+
+def fake_calls(monkeypatch: pytest.MonkeyPatch, name: str) -> list[dict[str, Any]]:
+    """The arguments that flashgen's function of that name gets, in place of the calls."""
+    calls: list[dict[str, Any]] = []
+
+    def call(*tensors: Any, **options: Any) -> Any:
+        calls.append({"tensors": tensors, **options})
+        found = torch.zeros(*tensors[0].shape[:-1], tensors[2].shape[-1])
+        return (found, torch.zeros(1)) if options["return_lse"] else found
+
+    monkeypatch.setattr(f"flashgen.integrations.flash_attn.calls.{name}", call)
+    return calls
+
+
+@pytest.mark.slow
+def test_a_call_is_that_of_plain_attention() -> None:
+    q, k, v = (drawn(2, 9, 2, 8).requires_grad_() for _ in "qkv")
+    doubles = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    out, lse, s_dmask = fa.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)
+    wanted, wanted_lse = exact(doubles[0], doubles[1], doubles[2], causal=True)
+    assert close(out, wanted)
+    assert torch.allclose(lse.double(), wanted_lse, atol=1e-3)
+    assert s_dmask.shape == (0,)
+    into = torch.randn_like(wanted)
+    gradients = torch.autograd.grad(out, (q, k, v), into.bfloat16()), torch.autograd.grad(wanted, doubles, into)
+    assert all(close(*both) for both in zip(*gradients, strict=True))
+    with torch.no_grad():
+        again = fa.flash_attn_qkvpacked_func(torch.stack((q, k, v), 2), causal=True)
+        assert torch.equal(again, out)
+        assert torch.equal(fa.flash_attn_kvpacked_func(q, torch.stack((k, v), 2), causal=True), out)
+
+
+@pytest.mark.parametrize(
+    ("given", "causal", "wanted"),
+    [
+        ((-1, -1), True, None),
+        ([-1, -1], False, None),
+        ((3, -1), False, (3, None)),
+        ((-1, 0), False, (None, 0)),
+        ((4, 7), True, (4, None)),
+        ((-1, 5), True, None),
+        (torch.tensor([2, 9]), False, (2, 9)),
+        ((torch.tensor(-1), torch.tensor(-1)), False, None),
+    ],
+)
+def test_windows_end_where_theirs_do(given: Any, causal: bool, wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fake_calls(monkeypatch, "attention")
+    q = drawn(1, 4, 1, 8)
+    fa.flash_attn_func(q, q, q, causal=causal, window_size=given)
+    assert calls[0]["window"] == wanted
+
+
+@pytest.mark.parametrize("module", [flash_attn_interface, flash_attn_3_interface])
+def test_options_go_where_they_belong(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fake_calls(monkeypatch, "attention")
+    q = drawn(1, 4, 1, 8)
+    module.flash_attn_func(q, q, q, softmax_scale=0.5, causal=True, softcap=20.0, deterministic=True)
+    module.flash_attn_func(q, q, q, softcap=-1.0)
+    first, second = calls
+    assert [first[name] for name in ("scale", "causal", "softcap", "deterministic", "return_lse")] == [0.5, True, 20.0, True, False]
+    assert [second[name] for name in ("scale", "causal", "softcap", "deterministic", "dropout_p")] == [None, False, None, None, 0.0]
+    if module is flash_attn_interface:
+        slopes = torch.ones(1)
+        module.flash_attn_func(q, q, q, 0.25, alibi_slopes=slopes)
+        assert calls[2]["dropout_p"] == 0.25
+        assert calls[2]["alibi_slopes"] is slopes
+    else:
+        module.flash_attn_func(q, q, q, attention_chunk=4, num_splits=3, pack_gqa=True)
+        assert calls[2]["chunk"] == 4
+        assert module.get_scheduler_metadata(1, 2, 3, 4, 5, 6, torch.ones(1)) is None
+
+
+def test_other_head_dims_are_padded_by_zeros(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fake_calls(monkeypatch, "attention")
+    q, apart = drawn(1, 4, 1, 11), drawn(1, 11, 1, 4).transpose(1, 3)
+    assert fa.flash_attn_func(q, q, q).shape == q.shape
+    assert fa.flash_attn_func(apart, apart, apart).shape == apart.shape
+    for call in calls:
+        assert all(t.shape == (1, 4, 1, 16) and t.stride(-1) == 1 and not t[..., 11:].any() for t in call["tensors"])
+        assert call["scale"] == 11**-0.5
+
+
+def test_packed_calls_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = fake_calls(monkeypatch, "attention_varlen")
+    q, ends = drawn(9, 2, 8), torch.tensor([0, 4, 9], dtype=torch.int32)
+    longest: Any = torch.tensor(5)
+    fa.flash_attn_varlen_qkvpacked_func(torch.stack((q, q, q), 1), ends, longest, 0.1, causal=True)
+    fa.flash_attn_varlen_kvpacked_func(q, torch.stack((q, q), 1), ends, ends, 5, 6, window_size=(1, 2))
+    flash_attn_3_interface.flash_attn_varlen_func(q, q, q, ends, ends, 5, 5, ends[1:], ends[1:], attention_chunk=2)
+    assert all(call["cu_seqlens_q"] is call["cu_seqlens_kv"] is ends for call in calls)
+    assert [(call["max_seqlen_q"], call["max_seqlen_kv"], call["window"], call["chunk"]) for call in calls] == [
+        (5, 5, None, None),
+        (5, 6, (1, 2), None),
+        (5, 5, None, 2),
+    ]
+    assert calls[0]["dropout_p"] == 0.1
+    assert calls[2]["seqused_q"] is not None
+
+
+def refused_3(**given: Any) -> Callable[[], Any]:
+    q = drawn(1, 4, 1, 8)
+    return lambda: flash_attn_3_interface.flash_attn_func(q, q, q, **given)
+
+
+def refused_2(*tensors: Any, **given: Any) -> Callable[[], Any]:
+    q = drawn(1, 4, 1, 8)
+    return lambda: fa.flash_attn_func(*(tensors or (q, q, q)), **given)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (refused_2(window_size=5), r"^window_size must be \(left, right\), two integers, of which -1 opens its side; got 5$"),
+        (refused_2(window_size=(None, 3)), r"^window_size must be "),
+        (refused_2(softmax_scale=-1.0), r"^softmax_scale must be "),
+        (refused_2(dropout_p=1.5), r"^dropout_p must be "),
+        (refused_2(causal="yes"), r"^causal must be "),
+        (refused_2(drawn(1, 4, 1, 8), 3, drawn(1, 4, 1, 8)), r"^k must be of type Tensor; got 3$"),
+        (refused_2(*(torch.randn(1, 4, 1, 8) for _ in "qkv")), r"^q must be torch.bfloat16 or torch.float16; got torch.float32"),
+        (refused_2(*(drawn(1, 4, 1, 300) for _ in "qkv")), r"^head_dim must be a multiple of 8 from 8 to 256; got 300"),
+        (refused_2(alibi_slopes=torch.ones(3)), r"^alibi_slopes must have the shape "),
+        (refused_3(qv=drawn(1, 4, 1, 8)), r"^qv must be left out of flashgen's flash_attn_func: "),
+        (refused_3(q_descale=torch.ones(1, 1)), r"^q_descale must be left out "),
+        (refused_3(v_descale=torch.ones(1, 1)), r"^v_descale must be left out "),
+        (refused_3(sm_margin=4), r"^sm_margin must be left out .* got 4$"),
+    ],
+)
+def test_what_is_refused_is_named(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        call()
+
+
+def test_refusals_have_their_names_for_lengths() -> None:
+    q, ends = drawn(9, 2, 8), torch.tensor([0, 4, 9], dtype=torch.int32)
+    with pytest.raises(ArgumentError, match=r"^cu_seqlens_k must have as many entries as cu_seqlens_q, 3; got 2$"):
+        fa.flash_attn_varlen_func(q, q, q, ends, ends[:2], 5, 5)
+    with pytest.raises(ArgumentError, match=r"^max_seqlen_k must be "):
+        fa.flash_attn_varlen_func(q, q, q, ends, ends, 5, -5)
+    cache = drawn(4, 8, 2, 8)
+    with pytest.raises(ArgumentError, match=r"^dropout_p must be left out of flashgen's flash_attn_varlen_func: it is for training"):
+        fa.flash_attn_varlen_func(q, cache, cache, ends, ends, 5, 5, 0.1, block_table=torch.zeros(2, 2, dtype=torch.int32))
+    with pytest.raises(ArgumentError, match=r"^scheduler_metadata must be left out of flashgen's flash_attn_with_kvcache"):
+        flash_attn_3_interface.flash_attn_with_kvcache(q[None], cache, cache, scheduler_metadata=ends)
+    with pytest.raises(ArgumentError, match=r"^return_softmax must be left out "):
+        primitives._flash_attn_forward(q[None], q[None], q[None], 0.1, 1.0, False, return_softmax=True)
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 2, 4), (3, 5, 7)])
+def test_padding_comes_and_goes(shape: tuple[int, ...]) -> None:
+    states = torch.randn(shape, requires_grad=True)
+    mask = torch.tensor([[1, 1, 1, 0, 0], [0, 0, 0, 0, 0], [1, 0, 1, 1, 1]])
+    tokens, indices, ends, longest, used = bert_padding.unpad_input(states, mask)
+    assert torch.equal(tokens, states[mask.bool()])
+    assert (indices.tolist(), ends.tolist(), longest, used.tolist()) == ([0, 1, 2, 10, 12, 13, 14], [0, 3, 3, 7], 4, [3, 0, 4])
+    assert ends.dtype == used.dtype == torch.int32
+    back = bert_padding.pad_input(tokens, indices, 3, 5)
+    assert torch.equal(back, states * mask.reshape(3, 5, *(1,) * (len(shape) - 2)))
+    (gradient,) = torch.autograd.grad((back * 2).sum(), states)
+    assert torch.equal(gradient, 2.0 * mask.reshape(3, 5, *(1,) * (len(shape) - 2)).expand(shape))
+    unused = torch.tensor([[0, 0, 0, 1, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
+    assert bert_padding.unpad_input(states, mask, unused)[2].tolist() == [0, 4, 4, 8]
+    tokens, indices, ends, longest = bert_padding.unpad_input_for_concatenated_sequences(
+        states, torch.tensor([[2, 3, 0, 0, 0], [3, 0, 0, 0, 0], [0, 0, 0, 0, 0]])
+    )
+    assert (indices.tolist(), ends.tolist(), longest) == ([0, 1, 2, 3, 4, 5, 6, 7], [0, 2, 5, 8], 3)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_rotations_are_those_of_complex_numbers(interleaved: bool) -> None:
+    x, angles = torch.randn(2, 5, 3, 12), torch.rand(20, 4) * 6
+    offsets = torch.tensor([7, 2], dtype=torch.int32)
+
+    def turned(x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        pairs = x[..., :8].unflatten(-1, (4, 2) if interleaved else (2, 4))
+        pairs = pairs if interleaved else pairs.transpose(-1, -2)
+        by = torch.polar(torch.ones_like(angles[positions]), angles[positions])[..., None, :]
+        pairs = torch.view_as_real(torch.view_as_complex(pairs.contiguous()) * by)
+        return torch.cat(((pairs if interleaved else pairs.transpose(-1, -2)).flatten(-2), x[..., 8:]), -1)
+
+    positions = torch.arange(5) + offsets[:, None]
+    wanted = turned(x, positions)
+    found = rotary.apply_rotary_emb(x, angles.cos(), angles.sin(), interleaved, seqlen_offsets=offsets)
+    assert torch.allclose(found, wanted, atol=1e-5)
+    packed = torch.cat((x[0], x[1, :3]))
+    ends = torch.tensor([0, 5, 8], dtype=torch.int32)
+    found = rotary.apply_rotary_emb(packed, angles.cos(), angles.sin(), interleaved, False, offsets, ends, 5)
+    assert torch.allclose(found, torch.cat((wanted[0], wanted[1, :3])), atol=1e-5)
+    inside = x.clone()
+    assert rotary.apply_rotary_emb(inside, angles.cos(), angles.sin(), interleaved, True, 3) is inside
+    assert torch.allclose(inside, turned(x, torch.arange(5) + 3), atol=1e-5)
+    back = rotary.apply_rotary(inside, angles.cos(), angles.sin(), 3, interleaved=interleaved, conjugate=True)
+    assert torch.allclose(back, x, atol=1e-5)
