@@ -116,8 +116,10 @@ def test_options_go_where_they_belong(module: Any, monkeypatch: pytest.MonkeyPat
     calls = fake_calls(monkeypatch, "attention")
     q = drawn(1, 4, 1, 8)
     module.flash_attn_func(q, q, q, softmax_scale=0.5, causal=True, softcap=20.0, deterministic=True)
-    module.flash_attn_func(q, q, q, softcap=-1.0)
+    sinks = torch.ones(1)
+    module.flash_attn_func(q, q, q, softcap=-1.0, s_aux=sinks)
     first, second = calls
+    assert (first["sinks"], second["sinks"]) == (None, sinks)
     assert [first[name] for name in ("scale", "causal", "softcap", "deterministic", "return_lse")] == [0.5, True, 20.0, True, False]
     assert [second[name] for name in ("scale", "causal", "softcap", "deterministic", "dropout_p")] == [None, False, None, None, 0.0]
     if module is flash_attn_interface:
@@ -189,6 +191,30 @@ def refused_2(*tensors: Any, **given: Any) -> Callable[[], Any]:
 def test_what_is_refused_is_named(call: Callable[[], Any], message: str) -> None:
     with pytest.raises(ArgumentError, match=message):
         call()
+
+
+def test_packed_tensors_have_their_parts() -> None:
+    q, ends = drawn(1, 4, 2, 8), torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(ArgumentError, match=r"^kv must be of type Tensor; got None$"):
+        fa.flash_attn_kvpacked_func(q, None)  # type: ignore[arg-type]
+    with pytest.raises(
+        ArgumentError, match=r"^kv must have 2 entries in its third dimension from the end; got the shape \(1, 4, 3, 2, 8\)$"
+    ):
+        fa.flash_attn_kvpacked_func(q, drawn(1, 4, 3, 2, 8))
+    with pytest.raises(ArgumentError, match=r"^qkv must have 3 entries "):
+        fa.flash_attn_varlen_qkvpacked_func(q[0], ends, 4)
+    with pytest.raises(ArgumentError, match=r"^num_heads_q must leave heads of k and as many of v, of 2 in all; got 1$"):
+        flash_attn_3_interface.flash_attn_qkvpacked_func(q, num_heads_q=1)
+    q, pages, table = q[0], drawn(2, 8, 2, 8), torch.zeros(1, 1, dtype=torch.int32)
+    for longest in (None, 0, "four"):
+        with pytest.raises(ArgumentError, match=r"^max_seqlen_q must be an integer >= 1; got "):
+            fa.flash_attn_varlen_func(q, pages, pages, ends, ends, longest, 4, block_table=table)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"^cu_seqlens_k must be of type Tensor; got \[0, 4\]$"):
+        fa.flash_attn_varlen_func(q, pages, pages, ends, [0, 4], 4, 4, block_table=table)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"^return_attn_probs must be of type bool; got 1$"):
+        fa.flash_attn_func(q[None], q[None], q[None], return_attn_probs=1)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"^return_softmax_lse must be of type bool; got 1$"):
+        fa.flash_attn_with_kvcache(q[None], pages[:1], pages[:1], return_softmax_lse=1)  # type: ignore[arg-type]
 
 
 def test_refusals_have_their_names_for_lengths() -> None:

@@ -22,7 +22,9 @@ _THEIR_NAMES = {
     "scale": "softmax_scale",
     "window": "window_size",
     "chunk": "attention_chunk",
-    "return_lse": "return_softmax_lse",
+    "return_lse": "",  # what asks for it depends on the function
+    "return_dropout_mask": "return_attn_probs",
+    "sinks": "s_aux",
     **{f"{name}_kv": f"{name}_k" for name in ("cu_seqlens", "max_seqlen", "seqused")},
 }
 _OUR_NAME = re.compile(r"\b(" + "|".join(_THEIR_NAMES) + r")\b(?! \d)")
@@ -49,9 +51,11 @@ def softcap_of(softcap: Any) -> Any:
     return None if isinstance(softcap, (int, float)) and softcap <= 0 else softcap
 
 
-def length_of(length: Any) -> Any:
-    """A number of tokens, which may be a tensor of one element, as an int."""
-    return int(length) if isinstance(length, torch.Tensor) else length
+def length_of(length: Any, needed: bool = False) -> Any:
+    """A number of tokens as an int. Of a tensor on a GPU None, unless it is needed: it is a hint, for which nobody should wait."""
+    if not isinstance(length, torch.Tensor):
+        return length
+    return int(length) if needed or not length.is_cuda else None
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -75,12 +79,23 @@ def refuse(function: str, reasons: dict[str, str], **given: Any) -> None:
             raise ArgumentError(f"{name} must be left out of flashgen's {function}: {reasons[name]}; got {shown(value)}")
 
 
-def raise_as_theirs(error: Exception, **tensors: Any) -> NoReturn:
-    """The error of a call, by FlashAttention's names of arguments. tensors: what must be tensors, by name."""
+def unpacked(name: str, tensor: Any, number: int) -> tuple[torch.Tensor, ...]:
+    """The tensors that are one along the third dimension from the end. Raises ArgumentError."""
+    if not isinstance(tensor, torch.Tensor):
+        require_type(name, tensor, torch.Tensor)
+    if tensor.ndim < 3 or tensor.shape[-3] != number:
+        raise ArgumentError(f"{name} must have {number} entries in its third dimension from the end; got the shape {tuple(tensor.shape)}")
+    parts: tuple[torch.Tensor, ...] = tensor.unbind(-3)
+    return parts
+
+
+def raise_as_theirs(error: Exception, *, lse: str = "return_attn_probs", **tensors: Any) -> NoReturn:
+    """The error of a call, by FlashAttention's names of arguments. lse: what asks for it; tensors: what must be tensors, by name."""
     if isinstance(error, (AttributeError, TypeError)):
         for name, tensor in tensors.items():
             if not isinstance(tensor, torch.Tensor):
                 require_type(name, tensor, torch.Tensor)
     if type(error) is ArgumentError:
-        raise ArgumentError(_OUR_NAME.sub(lambda found: _THEIR_NAMES[found[1]], str(error))) from None
+        names = {**_THEIR_NAMES, "return_lse": lse}
+        raise ArgumentError(_OUR_NAME.sub(lambda found: names[found[1]], str(error))) from None
     raise error

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import torch
 from torch.compiler import is_compiling
 
+from flashgen.codegen.errors import require_int
 from flashgen.codegen.seen import Ends
 
 from ...api import attention
@@ -35,6 +36,7 @@ def dense_call(
     *,
     with_probabilities: bool = False,
     chunk: int | None = None,
+    sinks: torch.Tensor | None = None,
 ) -> Any:
     """Out, with_lse (out, lse), with_probabilities and dropout (out, lse, S_dmask): see `signed_probabilities`.
 
@@ -61,6 +63,7 @@ def dense_call(
             chunk=chunk,
             softcap=cap,
             alibi_slopes=alibi_slopes,
+            sinks=sinks,
             dropout_p=dropout_p,
             **options,
         )
@@ -93,6 +96,7 @@ def packed_call(
     *,
     with_probabilities: bool = False,
     chunk: int | None = None,
+    sinks: torch.Tensor | None = None,
     seqused_q: torch.Tensor | None = None,
     seqused_k: torch.Tensor | None = None,
 ) -> Any:
@@ -100,9 +104,9 @@ def packed_call(
     options: dict[str, Any] = {}
     cap = softcap_of(softcap) if softcap else None
     try:
-        max_seqlen_q, max_seqlen_k = length_of(max_seqlen_q), length_of(max_seqlen_k)
         if with_probabilities and dropout_p:
             options["return_dropout_mask"] = True
+        max_seqlen_q, max_seqlen_k = length_of(max_seqlen_q, bool(options)), length_of(max_seqlen_k, bool(options))
         width = v.shape[-1]
         if not fits(q, k, v):
             softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
@@ -125,6 +129,7 @@ def packed_call(
             chunk=chunk,
             softcap=cap,
             alibi_slopes=alibi_slopes,
+            sinks=sinks,
             dropout_p=dropout_p,
             **options,
         )
@@ -172,7 +177,7 @@ def cached_call(
 
         return _inference(call, (q, k_cache, v_cache, k, v))
     except Exception as error:
-        raise_as_theirs(error, q=q, k_cache=k_cache, v_cache=v_cache)
+        raise_as_theirs(error, lse="return_softmax_lse", q=q, k_cache=k_cache, v_cache=v_cache)
 
 
 def packed_cached_call(
@@ -180,20 +185,26 @@ def packed_cached_call(
     k_cache: torch.Tensor,
     v_cache: torch.Tensor,
     cu_seqlens_q: torch.Tensor,
-    max_seqlen_q: int,
+    max_seqlen_q: int | None,
     softmax_scale: float | None,
     with_lse: bool,
+    *,
+    cu_seqlens_k: torch.Tensor | None = None,
     **options: Any,
 ) -> Any:
-    """The same of packed queries, [tokens, heads, head_dim]; lse is [heads, tokens].
+    """The same of packed queries, [tokens, heads, head_dim]; lse is [heads, tokens]. cu_seqlens_k: in place of cache_seqlens.
 
     Kernels of caches take as many queries of each sequence: those that are fewer come behind rows that nobody reads, as the last one is
     aligned to the last key. So memory grows with max_seqlen_q * batch, and nobody waits for the device.
     """
     try:
-        most = length_of(max_seqlen_q)
+        most = length_of(max_seqlen_q, needed=True)
         begins, ends = cu_seqlens_q[:-1], cu_seqlens_q[1:]
-        if not q.shape[0] or not most:
+        if cu_seqlens_k is not None:
+            options["cache_seqlens"] = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        if q.shape[0]:
+            require_int("max_seqlen_q", most, 1)
+        else:
             empty = q.new_zeros((*q.shape[:2], v_cache.shape[-1]))
             return (empty, q.new_zeros((q.shape[1], q.shape[0]), dtype=torch.float32)) if with_lse else empty
         position = torch.arange(most, device=q.device) - (most - (ends - begins))[:, None]  # below 0: of no query
@@ -204,7 +215,9 @@ def packed_cached_call(
         row = (tokens - ends[sequence] + most).clamp(0, most - 1)
         return (found[0][sequence, row], found[1][sequence, :, row].T) if with_lse else found[sequence, row]
     except Exception as error:
-        raise_as_theirs(error, q=q, k_cache=k_cache, v_cache=v_cache, cu_seqlens_q=cu_seqlens_q)
+        of_tokens: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q}
+        of_tokens |= {} if cu_seqlens_k is None else {"cu_seqlens_k": cu_seqlens_k}
+        raise_as_theirs(error, q=q, k_cache=k_cache, v_cache=v_cache, **of_tokens)
 
 
 class _Inference(torch.autograd.Function):

@@ -2,7 +2,7 @@
 
 What tells FlashAttention-3's kernels how to divide their work (num_splits, pack_gqa) is taken and left to flashgen. What flashgen does not
 have is refused by name: qv, 8-bit queries (q_descale), free SMs (sm_margin), metadata of its scheduler. lse comes with return_attn_probs or
-return_softmax_lse, and is -inf for a query that sees no key.
+return_softmax_lse, and is -inf for a query that sees no key. s_aux is `sinks` of `flashgen.attention`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from typing import Any
 
 import torch
 
-from .arguments import NO_WINDOW, refuse, softcap_of, window_of
+from flashgen.codegen.errors import ArgumentError
+
+from .arguments import NO_WINDOW, refuse, softcap_of, unpacked, window_of
 from .calls import cached_call, dense_call, packed_cached_call, packed_call
 
 __all__ = [
@@ -58,6 +60,8 @@ def flash_attn_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor = None,
 ) -> Any:
     """Attention of q [batch, len_q, heads, head_dim] and k, v [batch, len_k, heads_k, head_dim or head_dim_v]: out, or (out, lse)."""
     if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None or sm_margin:
@@ -65,7 +69,7 @@ def flash_attn_func(
         refuse("flash_attn_func", _REFUSED, **given)
     window = window_of(window_size, causal)
     options: tuple[Any, ...] = (softmax_scale, causal, window, softcap, None, deterministic, return_attn_probs)
-    return dense_call(q, k, v, 0.0, *options, chunk=attention_chunk or None)
+    return dense_call(q, k, v, 0.0, *options, chunk=attention_chunk or None, sinks=s_aux)
 
 
 def flash_attn_qkvpacked_func(
@@ -85,9 +89,11 @@ def flash_attn_qkvpacked_func(
 ) -> Any:
     """`flash_attn_func` of qkv [batch, length, 3, heads, head_dim], or with num_heads_q [batch, length, heads + 2 * heads_k, head_dim]."""
     if num_heads_q is None:
-        q, k, v = qkv.unbind(-3)
+        q, k, v = unpacked("qkv", qkv, 3)
     else:
-        heads_k = (qkv.shape[-2] - num_heads_q) // 2
+        heads_k, left = divmod(qkv.shape[-2] - num_heads_q, 2)
+        if left or heads_k < 1:
+            raise ArgumentError(f"num_heads_q must leave heads of k and as many of v, of {qkv.shape[-2]} in all; got {num_heads_q}")
         q, k, v = qkv.split([num_heads_q, heads_k, heads_k], -2)
     descales = (q_descale, k_descale, v_descale)
     options: tuple[Any, ...] = (window_size, attention_chunk, softcap, 1, None, deterministic, sm_margin, return_attn_probs)
@@ -118,6 +124,8 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     sm_margin: int = 0,
     return_attn_probs: bool = False,
+    *,
+    s_aux: Tensor = None,
 ) -> Any:
     """The same of packed sequences: q [tokens, heads, head_dim], k and v [tokens_k, heads_k, head_dim], lse [heads, tokens].
 
@@ -128,7 +136,8 @@ def flash_attn_varlen_func(
         refuse("flash_attn_varlen_func", _REFUSED, **given)
     of_tokens: tuple[Any, ...] = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     options: tuple[Any, ...] = (0.0, softmax_scale, causal, window_of(window_size, causal), softcap, None, deterministic, return_attn_probs)
-    return packed_call(q, k, v, *of_tokens, *options, chunk=attention_chunk or None, seqused_q=seqused_q, seqused_k=seqused_k)
+    used: dict[str, Any] = {"seqused_q": seqused_q, "seqused_k": seqused_k}
+    return packed_call(q, k, v, *of_tokens, *options, chunk=attention_chunk or None, sinks=s_aux, **used)
 
 
 def flash_attn_with_kvcache(
@@ -162,6 +171,8 @@ def flash_attn_with_kvcache(
     pack_gqa: bool | None = None,
     sm_margin: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    s_aux: Tensor = None,
 ) -> Any:
     """Attention with keys in a cache, to which k and v are added: see `flashgen.attention_with_kvcache`. Out, or (out, lse).
 
@@ -189,11 +200,11 @@ def flash_attn_with_kvcache(
         "window": window_of(window_size, causal),
         "chunk": attention_chunk or None,
         "softcap": softcap_of(softcap),
+        "sinks": s_aux,
     }
     if cu_seqlens_q is not None:
         refuse("flash_attn_with_kvcache", _REFUSED, k=k, rotary_cos=rotary_cos)
-        longest = q.shape[0] if max_seqlen_q is None else max_seqlen_q
-        return packed_cached_call(q, k_cache, v_cache, cu_seqlens_q, longest, softmax_scale, return_softmax_lse, **options)
+        return packed_cached_call(q, k_cache, v_cache, cu_seqlens_q, max_seqlen_q, softmax_scale, return_softmax_lse, **options)
     options |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
     return cached_call(q, k_cache, v_cache, k, v, softmax_scale, return_softmax_lse, **options)
 

@@ -1,7 +1,8 @@
 """FlashAttention-2's functions (flash_attn 2.8), by flashgen: the same arguments, shapes and meanings. docs/integrations.md has the table.
 
 Causal masks and windows are aligned bottom-right; an end of a window below 0 is open. A query that sees no key gives 0, and an lse of -inf,
-where FlashAttention-2 has inf. What is refused raises ArgumentError, which names the argument.
+where FlashAttention-2 has inf. s_aux, of forks of FlashAttention-3 by whose presence transformers passes on a model's sinks, is `sinks` of
+`flashgen.attention`. What is refused raises ArgumentError, which names the argument.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .arguments import NO_WINDOW, refuse, softcap_of, window_of
+from .arguments import NO_WINDOW, refuse, softcap_of, unpacked, window_of
 from .calls import cached_call, dense_call, packed_cached_call, packed_call
 from .primitives import (
     _flash_attn_backward,
@@ -52,6 +53,8 @@ def flash_attn_func(
     alibi_slopes: torch.Tensor | None = None,
     deterministic: bool = False,
     return_attn_probs: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> Any:
     """Attention of q [batch, len_q, heads, head_dim] and k, v [batch, len_k, heads_k, head_dim]: out, in q's shape.
 
@@ -61,7 +64,7 @@ def flash_attn_func(
     """
     window = window_of(window_size, causal)
     options: tuple[Any, ...] = (dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, deterministic, return_attn_probs)
-    found = dense_call(q, k, v, *options, with_probabilities=return_attn_probs)
+    found = dense_call(q, k, v, *options, with_probabilities=return_attn_probs, sinks=s_aux)
     return _three(found) if return_attn_probs else found
 
 
@@ -78,7 +81,7 @@ def flash_attn_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_func` of kv [batch, len_k, 2, heads_k, head_dim]."""
-    k, v = kv.unbind(-3)
+    k, v = unpacked("kv", kv, 2)
     return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
 
 
@@ -94,7 +97,7 @@ def flash_attn_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_func` of qkv [batch, length, 3, heads, head_dim]."""
-    q, k, v = qkv.unbind(-3)
+    q, k, v = unpacked("qkv", qkv, 3)
     return flash_attn_func(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
 
 
@@ -115,6 +118,8 @@ def flash_attn_varlen_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     block_table: torch.Tensor | None = None,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> Any:
     """The same of packed sequences: q [tokens, heads, head_dim], k and v [tokens_k, heads_k, head_dim], lse [heads, tokens].
 
@@ -126,7 +131,7 @@ def flash_attn_varlen_func(
     if block_table is None:
         of_tokens: tuple[Any, ...] = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
         options: tuple[Any, ...] = (dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, deterministic, return_attn_probs)
-        found = packed_call(q, k, v, *of_tokens, *options, with_probabilities=return_attn_probs)
+        found = packed_call(q, k, v, *of_tokens, *options, with_probabilities=return_attn_probs, sinks=s_aux)
         return _three(found) if return_attn_probs else found
     refuse("flash_attn_varlen_func", _NOT_ON_PAGES, dropout_p=dropout_p or None)
     found = packed_cached_call(
@@ -137,12 +142,13 @@ def flash_attn_varlen_func(
         max_seqlen_q,
         softmax_scale,
         return_attn_probs,
-        cache_seqlens=cu_seqlens_k[1:] - cu_seqlens_k[:-1],
+        cu_seqlens_k=cu_seqlens_k,
         block_table=block_table,
         causal=causal,
         window=window,
         softcap=softcap_of(softcap),
         alibi_slopes=alibi_slopes,
+        sinks=s_aux,
     )
     return _three(found) if return_attn_probs else found
 
@@ -164,7 +170,7 @@ def flash_attn_varlen_kvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_varlen_func` of kv [tokens_k, 2, heads_k, head_dim]."""
-    k, v = kv.unbind(-3)
+    k, v = unpacked("kv", kv, 2)
     of_tokens: tuple[Any, ...] = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     options: tuple[Any, ...] = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return flash_attn_varlen_func(q, k, v, *of_tokens, *options)
@@ -184,7 +190,7 @@ def flash_attn_varlen_qkvpacked_func(
     return_attn_probs: bool = False,
 ) -> Any:
     """`flash_attn_varlen_func` of qkv [tokens, 3, heads, head_dim]."""
-    q, k, v = qkv.unbind(-3)
+    q, k, v = unpacked("qkv", qkv, 3)
     of_tokens: tuple[Any, ...] = (cu_seqlens, cu_seqlens, max_seqlen, max_seqlen)
     options: tuple[Any, ...] = (dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)
     return flash_attn_varlen_func(q, k, v, *of_tokens, *options)
@@ -210,6 +216,8 @@ def flash_attn_with_kvcache(
     alibi_slopes: torch.Tensor | None = None,
     num_splits: int = 0,
     return_softmax_lse: bool = False,
+    *,
+    s_aux: torch.Tensor | None = None,
 ) -> Any:
     """Attention of q [batch, len_q, heads, head_dim] with keys in a cache, to which k and v are added.
 
@@ -236,6 +244,7 @@ def flash_attn_with_kvcache(
         softcap=softcap_of(softcap),
         rotary_interleaved=rotary_interleaved,
         alibi_slopes=alibi_slopes,
+        sinks=s_aux,
     )
 
 
