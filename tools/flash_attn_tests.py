@@ -131,6 +131,11 @@ def _begin() -> None:
     sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for the life of the process
 
 
+def _parts(text: str) -> tuple[list[int], int]:
+    parts, _, of = text.partition("/")
+    return [int(part) for part in parts.split(",")], int(of)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """See the module's docstring."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -145,7 +150,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = parser.parse_args(argv)
     found = functions(load(options.file.resolve()))
     drawn = drawn_cases({name: [len(values) for _, values in marks] for name, marks in found.items()}, options.cases, options.seed)
-    cases = drawn[options.part[0] :: options.part[1]]
+    parts, of = options.parts
+    cases = [case for i, case in enumerate(drawn) if i % of in parts]
     print(f"seed {options.seed}: {len(cases)} cases of {len(drawn)} drawn, of {len(found)} test functions", flush=True)
     outcomes: list[Outcome] = []
     start = time.monotonic()

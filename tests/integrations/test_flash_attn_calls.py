@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from flashgen.codegen.errors import ArgumentError
 from flashgen.integrations import flash_attn as fa
 from flashgen.integrations.flash_attn import flash_attn_3_interface, flash_attn_interface, primitives, rotary
 from flashgen.operators.gradients import NoDerivativeError
@@ -141,3 +142,26 @@ def test_packed_queries_on_pages() -> None:
         assert torch.equal(same, plain)
         empty = fa.flash_attn_varlen_func(q[:0], pages[0], pages[1], 0 * ENDS, ENDS_K, 0, 18, block_table=table)
         assert empty.shape == (0, 4, 16)
+
+
+def test_calls_are_compiled_whole() -> None:
+    torch.compiler.reset()
+    q, k, v = (drawn(2, 9, 2, 11) for _ in "qkv")
+    cache, lengths = [drawn(2, 24, 2, 16) for _ in "kv"], torch.tensor([5, 17], dtype=torch.int32)
+    packed = [drawn(tokens, 2, 16) for tokens in (20, 30, 30)]
+
+    def dense(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return fa.flash_attn_func(q, k, v, causal=True, return_attn_probs=True)[:2]
+
+    def varlen(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return fa.flash_attn_varlen_func(q, k, v, ENDS, ENDS_K, 13, 18, window_size=(4, 3))
+
+    def cached(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Any:
+        return flash_attn_3_interface.flash_attn_with_kvcache(q, k, v, cache_seqlens=lengths, causal=True)
+
+    with torch.no_grad():
+        for call, given in ((dense, (q, k, v)), (varlen, packed), (cached, (drawn(2, 3, 4, 16), *cache))):
+            found, wanted = torch.compile(call, fullgraph=True, backend="aot_eager")(*given), call(*given)
+            assert all(torch.equal(*both) for both in zip(found, wanted, strict=True))
+    with pytest.raises(ArgumentError, match=r"^q must be torch.bfloat16 or torch.float16; got torch.float32$"):
+        torch.compile(dense, backend="aot_eager")(q.float(), k.float(), v.float())

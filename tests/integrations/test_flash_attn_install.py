@@ -137,6 +137,7 @@ def test_version_4_stays_beside_it(tmp_path: Path, first: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("is_imported", [False, True], ids=["before", "after"])
 def test_transformers_finds_it(is_imported: bool) -> None:
+    pytest.importorskip("transformers")
     begin = "import torch\ntorch.cuda.is_available = lambda: True\n"
     imported = "import transformers.utils as utils\nprint(utils.is_flash_attn_2_available())\n" if is_imported else ""
     found = run(
@@ -155,6 +156,8 @@ print(utils.is_flash_attn_2_available(), utils.is_flash_attn_3_available())
 
 @pytest.mark.slow
 def test_xformers_and_diffusers_import_with_it() -> None:
+    for library in ("xformers", "diffusers"):
+        pytest.importorskip(library)
     found = run("""
 fa.install()
 import xformers.ops.fmha.flash as flash

@@ -16,6 +16,8 @@ from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.seen import Ends
 from flashgen.codegen.typed import require_type
 
+from ...launch.untraced import untraced
+
 NO_WINDOW = (-1, -1)
 _WIDTH, _WIDEST = 8, 256  # head dims are multiples of the one, up to the other
 _THEIR_NAMES = {
@@ -89,6 +91,7 @@ def unpacked(name: str, tensor: Any, number: int) -> tuple[torch.Tensor, ...]:
     return parts
 
 
+@untraced
 def raise_as_theirs(error: Exception, *, lse: str = "return_attn_probs", **tensors: Any) -> NoReturn:
     """The error of a call, by FlashAttention's names of arguments. lse: what asks for it; tensors: what must be tensors, by name."""
     if isinstance(error, (AttributeError, TypeError)):

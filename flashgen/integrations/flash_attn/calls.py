@@ -68,7 +68,9 @@ def dense_call(
             **options,
         )
     except Exception as error:
-        raise_as_theirs(error, q=q, k=k, v=v)
+        if not is_compiling():
+            raise_as_theirs(error, q=q, k=k, v=v)
+        raise
     if width != v.shape[-1]:
         found = (found[0][..., :width], *found[1:]) if with_lse else found[..., :width]
     if options:
@@ -134,7 +136,9 @@ def packed_call(
             **options,
         )
     except Exception as error:
-        raise_as_theirs(error, q=q, k=k, v=v)
+        if not is_compiling():
+            raise_as_theirs(error, q=q, k=k, v=v)
+        raise
     if width != v.shape[-1]:
         found = (found[0][..., :width], *found[1:]) if with_lse else found[..., :width]
     if options:
@@ -177,7 +181,9 @@ def cached_call(
 
         return _inference(call, (q, k_cache, v_cache, k, v))
     except Exception as error:
-        raise_as_theirs(error, lse="return_softmax_lse", q=q, k_cache=k_cache, v_cache=v_cache)
+        if not is_compiling():
+            raise_as_theirs(error, lse="return_softmax_lse", q=q, k_cache=k_cache, v_cache=v_cache)
+        raise
 
 
 def packed_cached_call(
@@ -215,9 +221,11 @@ def packed_cached_call(
         row = (tokens - ends[sequence] + most).clamp(0, most - 1)
         return (found[0][sequence, row], found[1][sequence, :, row].T) if with_lse else found[sequence, row]
     except Exception as error:
-        of_tokens: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q}
-        of_tokens |= {} if cu_seqlens_k is None else {"cu_seqlens_k": cu_seqlens_k}
-        raise_as_theirs(error, q=q, k_cache=k_cache, v_cache=v_cache, **of_tokens)
+        if not is_compiling():
+            of_tokens: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q}
+            of_tokens |= {} if cu_seqlens_k is None else {"cu_seqlens_k": cu_seqlens_k}
+            raise_as_theirs(error, q=q, k_cache=k_cache, v_cache=v_cache, **of_tokens)
+        raise
 
 
 class _Inference(torch.autograd.Function):

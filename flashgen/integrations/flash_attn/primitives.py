@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from ...launch.asked import UNDRAWN, with_seed
 from ...launch.keywords import modified_of_call
@@ -71,7 +72,9 @@ def _flash_attn_forward(
         is_causal, modified, state = _options(q, dropout_p, causal, window_size_left, window_size_right, softcap, alibi_slopes, None)
         out, lse = attention_forward(q, k, v, is_causal, softmax_scale, "bshd", *modified)
     except Exception as error:
-        raise_as_theirs(error, q=q, k=k, v=v)
+        if not is_compiling():
+            raise_as_theirs(error, q=q, k=k, v=v)
+        raise
     return out, lse, q.new_empty(0), state
 
 
@@ -101,7 +104,9 @@ def _flash_attn_backward(
         given = (q, k, v, out, softmax_lse, dout, None, is_causal, softmax_scale, "bshd", deterministic or None)
         found = attention_backward(*given, *modified)
     except Exception as error:
-        raise_as_theirs(error, q=q, k=k, v=v, out=out, softmax_lse=softmax_lse, dout=dout)
+        if not is_compiling():
+            raise_as_theirs(error, q=q, k=k, v=v, out=out, softmax_lse=softmax_lse, dout=dout)
+        raise
     _write((dq, dk, dv), found)
 
 
@@ -133,7 +138,9 @@ def _flash_attn_varlen_forward(
         of_tokens = (cu_seqlens_q, cu_seqlens_k, None, seqused_k, length_of(max_seqlen_q), length_of(max_seqlen_k))
         out, lse = attention_varlen_forward(q, k, v, *of_tokens, is_causal, softmax_scale, *modified)
     except Exception as error:
-        raise_as_theirs(error, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        if not is_compiling():
+            raise_as_theirs(error, q=q, k=k, v=v, cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
+        raise
     return out, lse, q.new_empty(0), state
 
 
@@ -169,7 +176,9 @@ def _flash_attn_varlen_backward(
         given = (q, k, v, out, softmax_lse, dout, None, *of_tokens, is_causal, softmax_scale, deterministic or None)
         found = attention_varlen_backward(*given, *modified)
     except Exception as error:
-        raise_as_theirs(error, q=q, k=k, v=v, out=out, softmax_lse=softmax_lse, dout=dout)
+        if not is_compiling():
+            raise_as_theirs(error, q=q, k=k, v=v, out=out, softmax_lse=softmax_lse, dout=dout)
+        raise
     _write((dq, dk, dv), found)
 
 
