@@ -132,8 +132,9 @@ def _begin() -> None:
 
 
 def _parts(text: str) -> tuple[list[int], int]:
-    parts, _, of = text.partition("/")
-    return [int(part) for part in parts.split(",")], int(of)
+    """Which parts, and of how many."""
+    numbers, _, count = text.partition("/")
+    return [int(number) for number in numbers.split(",")], int(count)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -143,15 +144,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cases", type=int, default=500)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument(
-        "--part", type=int, nargs=2, default=(0, 1), metavar=("PART", "OF"), help="run every OF-th case alone, from PART on"
-    )
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="do not wait longer for results")
+    parser.add_argument("--parts", type=_parts, default=([0], 1), metavar="P,Q/N", help="every N-th case alone, from numbers P and Q on")
+    parser.add_argument("--seconds", type=float, default=86400.0, help="do not wait longer for results")
     options = parser.parse_args(argv)
     found = functions(load(options.file.resolve()))
     drawn = drawn_cases({name: [len(values) for _, values in marks] for name, marks in found.items()}, options.cases, options.seed)
-    parts, of = options.parts
-    cases = [case for i, case in enumerate(drawn) if i % of in parts]
+    parts, count = options.parts
+    cases = [case for i, case in enumerate(drawn) if i % count in parts]
     print(f"seed {options.seed}: {len(cases)} cases of {len(drawn)} drawn, of {len(found)} test functions", flush=True)
     outcomes: list[Outcome] = []
     start = time.monotonic()

@@ -56,6 +56,22 @@ def test_cases_are_those_of_the_file(file: Path) -> None:
     }
 
 
+@pytest.mark.slow
+def test_a_run_counts_what_becomes_of_cases(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert flash_attn_tests.main([str(file), "--cases", "9", "--seed", "3", "--processes", "1", "--parts", "0,1/2"]) == 1
+    found = capsys.readouterr().out.splitlines()
+    assert found[0] == "seed 3: 6 cases of 6 drawn, of 1 test functions"
+    failure = "failed test_all {'seqlen_q': 1, 'seqlen_k': 2, 'dtype': 'bfloat'}: AssertionError: bfloat at assert dtype == \"half\", dtype"
+    assert failure in found
+    counts = [line.partition(", in ")[0] for line in found if line.startswith("passed")]
+    assert counts == ["passed 1, failed 1, skipped 4"]
+    assert {"  skipped 2: no room", "  skipped 2: the file skips this combination of parameters"} <= {*found}
+
+
+def test_parts_are_every_so_many() -> None:
+    assert flash_attn_tests._parts("1,2,3/4") == ([1, 2, 3], 4)
+
+
 def test_functions_have_equal_shares() -> None:
     sizes = {"large": [100, 100], "medium": [9, 9, 9], "small": [3, 2]}
     cases = drawn_cases(sizes, 100, 5)
