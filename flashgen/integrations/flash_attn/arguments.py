@@ -29,7 +29,8 @@ _THEIR_NAMES = {
     "sinks": "s_aux",
     **{f"{name}_kv": f"{name}_k" for name in ("cu_seqlens", "max_seqlen", "seqused")},
 }
-_OUR_NAME = re.compile(r"\b(" + "|".join(_THEIR_NAMES) + r")\b(?! \d)")
+# Words stand for an argument where a message begins, names with an underscore everywhere.
+_OUR_NAME = re.compile(r"^(?:{})\b|\b(?:{})\b".format(*("|".join(n for n in _THEIR_NAMES if ("_" in n) is has) for has in (False, True))))
 
 
 def window_of(window_size: Any, causal: bool) -> Ends | None:
@@ -100,5 +101,5 @@ def raise_as_theirs(error: Exception, *, lse: str = "return_attn_probs", **tenso
                 require_type(name, tensor, torch.Tensor)
     if type(error) is ArgumentError:
         names = {**_THEIR_NAMES, "return_lse": lse}
-        raise ArgumentError(_OUR_NAME.sub(lambda found: names[found[1]], str(error))) from None
+        raise ArgumentError(_OUR_NAME.sub(lambda found: names[found[0]], str(error))) from None
     raise error
