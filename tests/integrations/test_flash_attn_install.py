@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
+
+from flashgen.codegen.errors import ArgumentError
+from flashgen.integrations import flash_attn as fa
 
 _BEGIN = "import importlib.metadata as metadata, importlib.util as util, sys\nimport flashgen.integrations.flash_attn as fa\n"
 
@@ -68,6 +72,36 @@ except metadata.PackageNotFoundError:
         "(False, False, [])",
         "gone",
     ]
+
+
+@pytest.mark.parametrize("has_spec", [False, True], ids=["no __spec__", "__spec__ of None"])
+def test_a_module_made_by_hand_is_another_one(has_spec: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = types.ModuleType("flash_attn")
+    if not has_spec:
+        del made.__spec__
+    monkeypatch.setitem(sys.modules, "flash_attn", made)
+    with pytest.raises(ArgumentError, match=r"take the place of flash_attn, which is importable from sys\.modules, in this process"):
+        fa.install()
+    assert sys.modules["flash_attn"] is made
+    fa.install(force=True)
+    assert sys.modules["flash_attn"].flash_attn_func is fa.flash_attn_func
+    fa.uninstall()
+    assert sys.modules["flash_attn"] is made
+
+
+def test_what_is_installed_stays_where_another_call_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fa.install()
+    try:
+        ours, finders = sys.modules["flash_attn"], list(sys.meta_path)
+        monkeypatch.syspath_prepend(installed(tmp_path, ""))
+        for flash_attn_3 in (False, True):
+            with pytest.raises(ArgumentError, match=r"which is importable from .*__init__\.py, in this process; got False$"):
+                fa.install(flash_attn_3=flash_attn_3)
+            assert sys.modules["flash_attn"] is ours
+            assert sys.meta_path == finders
+            assert "flash_attn_interface" not in sys.modules
+    finally:
+        fa.uninstall()
 
 
 @pytest.mark.slow

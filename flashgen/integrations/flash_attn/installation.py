@@ -50,19 +50,20 @@ def install(*, flash_attn_3: bool = False, force: bool = False) -> None:
 
     Modules of flash_attn that flashgen does not have raise ModuleNotFoundError, which names this. What has been imported from another
     flash_attn before, or asked for by a library once and for all, as diffusers does when it is imported, stays as it was. transformers asks
-    anew. FlashAttention-4 (flash_attn.cute) can still be imported where it is installed alone. Raises ArgumentError without force.
+    anew. FlashAttention-4 (flash_attn.cute) can still be imported where it is installed alone. Raises ArgumentError without force, and then
+    what was installed here before stays.
     """
     global _finder
-    uninstall()
     modules = _MODULES | (_MODULES_3 if flash_attn_3 else {})
     beside: list[str] = []
     for name in {name.partition(".")[0] for name in modules}:
-        found = importlib.util.find_spec(name)
+        found = _found_beside_ours(name)
         if found is not None and found.origin is None and found.submodule_search_locations:
             beside += found.submodule_search_locations  # of a package without a file of its own, as FlashAttention-4's is
         elif found is not None and not force:
-            rule = f"must be True for flashgen to take the place of {name}, which is importable from {found.origin}"
+            rule = f"must be True for flashgen to take the place of {name}, which is importable from {found.origin or 'sys.modules'}"
             raise ArgumentError(f"force {rule}, in this process; got False")
+    uninstall()  # now that nothing is refused
     _finder = _Finder(modules, beside)
     sys.meta_path.insert(0, _finder)
     for name in modules:
@@ -84,6 +85,22 @@ def uninstall() -> None:
         sys.modules.update(_finder.replaced)
         modules, _finder = _finder.modules, None
         _ask_anew(modules)
+
+
+def _found_beside_ours(name: str) -> ModuleSpec | None:
+    """What an import of this name would find if nothing were installed here: `importlib.util.find_spec` for a package, without our finder.
+
+    A module that somebody has put into sys.modules may have no __spec__, for which that one raises ValueError.
+    """
+    imported = _finder.replaced if _finder is not None and name in _finder.packages else sys.modules
+    if name in imported:
+        module = imported[name]
+        spec: ModuleSpec | None = getattr(module, "__spec__", None)
+        return spec if spec is not None or module is None else ModuleSpec(name, None, origin=getattr(module, "__file__", None))
+    for finder in sys.meta_path:
+        if finder is not _finder and hasattr(finder, "find_spec") and (found := finder.find_spec(name, None)) is not None:
+            return found
+    return None
 
 
 class _Finder(MetaPathFinder):
