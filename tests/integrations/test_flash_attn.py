@@ -277,3 +277,29 @@ def test_rotations_are_those_of_complex_numbers(interleaved: bool) -> None:
     assert torch.allclose(inside, turned(x, torch.arange(5) + 3), atol=1e-5)
     back = rotary.apply_rotary(inside, angles.cos(), angles.sin(), 3, interleaved=interleaved, conjugate=True)
     assert torch.allclose(back, x, atol=1e-5)
+
+
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_tokens_of_no_position_stay_as_they_are(interleaved: bool) -> None:
+    x, cos, sin = torch.randn(2, 5, 3, 8), torch.randn(6, 4), torch.randn(6, 4)
+    offsets = torch.tensor([4, -2], dtype=torch.int32)
+    wide_cos, wide_sin = (torch.cat((torch.full((2, 4), one), t, torch.full((9, 4), one))) for one, t in ((1.0, cos), (0.0, sin)))
+    parts = [rotary.apply_rotary_emb(x[b, None], wide_cos, wide_sin, interleaved, False, row) for b, row in enumerate((6, 0))]
+    wanted = torch.cat(parts)
+    found = rotary.apply_rotary_emb(x, cos, sin, interleaved, seqlen_offsets=offsets)
+    assert torch.equal(found, wanted)
+    assert torch.equal(found[0, 2:], x[0, 2:])
+    assert torch.equal(found[1, :2], x[1, :2])
+    packed, ends = torch.cat((x[0], x[1], x[0])), torch.tensor([0, 5, 10], dtype=torch.int32)
+    found = rotary.apply_rotary_emb(packed, cos, sin, interleaved, False, offsets, ends, 5)
+    assert torch.equal(found, torch.cat((wanted[0], wanted[1], x[0])))
+    found = rotary.apply_rotary_emb(packed, cos, sin, interleaved, False, 1, ends, 5)
+    assert torch.equal(found[10:], packed[10:])
+    assert torch.equal(found[:10].view_as(x), rotary.apply_rotary_emb(x, cos, sin, interleaved, seqlen_offsets=1))
+    of_packed: dict[str, Any] = {"cu_seqlens": ends, "max_seqlen": 5}
+    for given in ({}, of_packed):
+        for offset in (2, -1):
+            with pytest.raises(ArgumentError, match=rf"^seqlen_offsets must be an integer from 0 to 1; got {offset}$"):
+                rotary.apply_rotary(packed if given else x, cos, sin, offset, **given)
+        with pytest.raises(ArgumentError, match=r"^cos must have a row of each position, at least 5; got 4$"):
+            rotary.apply_rotary(packed if given else x, cos[:4], sin[:4], offsets, **given)

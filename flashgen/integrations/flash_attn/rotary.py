@@ -5,7 +5,13 @@ flashgen rotates within its kernels where new keys come to a cache (`flashgen.at
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+
+from flashgen.codegen.errors import ArgumentError, require_int
+
+from .arguments import length_of
 
 __all__ = ["apply_rotary", "apply_rotary_emb", "apply_rotary_emb_func", "apply_rotary_emb_torch"]
 
@@ -25,20 +31,33 @@ def apply_rotary_emb(
     x: [batch, length, heads, head_dim], or with cu_seqlens (int32, [batch + 1]) [tokens, heads, head_dim]
     cos, sin: [positions, rotary_dim / 2]
     interleaved: whether an element is rotated with the next one, or with that half of rotary_dim behind
-    seqlen_offsets: an int, or [batch]: the position of a sequence's first token. max_seqlen says nothing here.
+    seqlen_offsets: the position of a sequence's first token: an int, or [batch], on the device
+    max_seqlen: with cu_seqlens a hint, by which an int offset and the number of positions are checked
+
+    A token whose position cos does not have, by a tensor of offsets or by cu_seqlens, stays as it is, as does one of no sequence: nobody
+    waits for the device. Raises ArgumentError for an int offset at which cos does not have all positions.
     """
+    is_of_each = isinstance(seqlen_offsets, torch.Tensor)
+    offset: Any = 0 if is_of_each else seqlen_offsets
+    length = x.shape[1] if cu_seqlens is None else length_of(max_seqlen) or min(x.shape[0], 1)
+    if cos.shape[0] < length:
+        raise ArgumentError(f"cos must have a row of each position, at least {length}; got {cos.shape[0]}")
+    require_int("seqlen_offsets", offset, 0, cos.shape[0] - length)
+    if cu_seqlens is None and not is_of_each:
+        rotated = _rotated(x, cos[offset : offset + length], sin[offset : offset + length], interleaved)
+        return x.copy_(rotated) if inplace else rotated
     if cu_seqlens is None:
-        position = torch.arange(x.shape[1], device=x.device)
-        if isinstance(seqlen_offsets, torch.Tensor):
-            position = position + seqlen_offsets[:, None]
-        elif seqlen_offsets:
-            position = position + seqlen_offsets
+        offsets: Any = seqlen_offsets
+        position = torch.arange(length, device=x.device) + offsets[:, None]
     else:
         tokens = torch.arange(x.shape[0], device=x.device)
-        sequence = torch.bucketize(tokens, cu_seqlens[1:].to(tokens.dtype), right=True).clamp_max(cu_seqlens.shape[0] - 2)
-        first = cu_seqlens[:-1] if isinstance(seqlen_offsets, int) else cu_seqlens[:-1] - seqlen_offsets
-        position = tokens - first[sequence] + (seqlen_offsets if isinstance(seqlen_offsets, int) else 0)
-    rotated = _rotated(x, cos[position], sin[position], interleaved)
+        sequence = torch.bucketize(tokens, cu_seqlens[1:].to(tokens.dtype), right=True)
+        first = cu_seqlens[:-1] - seqlen_offsets
+        is_of_none = sequence == first.shape[0]
+        position = (tokens - first[sequence.clamp_max(first.shape[0] - 1)]).masked_fill(is_of_none, -1)
+    row = position.clamp(0, cos.shape[0] - 1)
+    is_there = (position == row)[..., None]
+    rotated = _rotated(x, cos[row].where(is_there, 1), sin[row].where(is_there, 0), interleaved)
     return x.copy_(rotated) if inplace else rotated
 
 
