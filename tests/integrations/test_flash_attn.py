@@ -143,6 +143,26 @@ def test_other_head_dims_are_padded_by_zeros(monkeypatch: pytest.MonkeyPatch) ->
         assert call["scale"] == 11**-0.5
 
 
+def test_head_dims_that_padding_makes_alike_are_refused() -> None:
+    narrow, wide, ends = drawn(1, 4, 1, 12), drawn(1, 4, 1, 16), torch.tensor([0, 4], dtype=torch.int32)
+    for q, k in ((narrow, wide), (wide, narrow)):
+        message = rf"must have q's head_dim {q.shape[-1]}; got {k.shape[-1]}$"
+        with pytest.raises(ArgumentError, match=f"^k {message}"):
+            fa.flash_attn_func(q, k, narrow)
+        with pytest.raises(ArgumentError, match=f"^k {message}"):
+            fa.flash_attn_varlen_func(q[0], k[0], narrow[0], ends, ends, 4, 4)
+        with pytest.raises(ArgumentError, match=f"^k_cache {message}"):
+            fa.flash_attn_with_kvcache(q, k, narrow)
+        with pytest.raises(ArgumentError, match=f"^k {message}"):
+            primitives._flash_attn_forward(q, k, k, 0.0, 1.0, False)
+        with pytest.raises(ArgumentError, match=f"^k {message}"):
+            primitives._flash_attn_varlen_forward(q[0], k[0], k[0], ends, ends, 4, 4, 0.0, 1.0, False)
+    with pytest.raises(ArgumentError, match=r"^k must have k_cache's head_dim 12; got 16$"):
+        fa.flash_attn_with_kvcache(narrow, narrow, narrow, wide, narrow, cache_seqlens=0)
+    with pytest.raises(ArgumentError, match=r"^v must have v_cache's head_dim 12; got 16$"):
+        fa.flash_attn_with_kvcache(narrow, narrow, narrow, narrow, wide, cache_seqlens=0)
+
+
 def test_packed_calls_have_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = fake_calls(monkeypatch, "attention_varlen")
     q, ends = drawn(9, 2, 8), torch.tensor([0, 4, 9], dtype=torch.int32)

@@ -75,6 +75,15 @@ def fitted(tensor: Any) -> Any:
     return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
 
 
+def require_head_dim(name: str, tensor: Any, of: str, other: Any) -> None:
+    """Raises ArgumentError unless `tensor` has the head dim of `other`. For `fitted`, after which 12 and 16 look alike.
+
+    What is no tensor is left to the call, which names it.
+    """
+    if isinstance(tensor, torch.Tensor) and isinstance(other, torch.Tensor) and tensor.shape[-1:] != other.shape[-1:]:
+        raise ArgumentError(f"{name} must have {of}'s head_dim {other.shape[-1]}; got {tensor.shape[-1]}")
+
+
 def refuse(function: str, reasons: dict[str, str], **given: Any) -> None:
     """Raises ArgumentError for the first argument that is given, with the reason. None, False and 0 count as not given."""
     for name, value in given.items():

@@ -15,7 +15,7 @@ from ...api import attention
 from ...kvcache import attention_with_kvcache
 from ...operators.gradients import NoDerivativeError
 from ...varlen import attention_varlen
-from .arguments import fits, fitted, length_of, raise_as_theirs, softcap_of
+from .arguments import fits, fitted, length_of, raise_as_theirs, require_head_dim, softcap_of
 from .s_dmask import signed_probabilities, signed_probabilities_of_sequences
 
 _NO_GRADIENT = "flashgen computes no gradients of keys in a cache or in pages (block_table), as FlashAttention does not: detach the tensors"
@@ -49,6 +49,7 @@ def dense_call(
             options["return_dropout_mask"] = True
         width = v.shape[-1]
         if not fits(q, k, v):
+            require_head_dim("k", k, "q", q)
             softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
             q, k, v = fitted(q), fitted(k), fitted(v)
         found: Any = attention(
@@ -111,6 +112,7 @@ def packed_call(
         max_seqlen_q, max_seqlen_k = length_of(max_seqlen_q, bool(options)), length_of(max_seqlen_k, bool(options))
         width = v.shape[-1]
         if not fits(q, k, v):
+            require_head_dim("k", k, "q", q)
             softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
             q, k, v = fitted(q), fitted(k), fitted(v)
         found = attention_varlen(
@@ -168,6 +170,9 @@ def cached_call(
                 lambda: attention_with_kvcache(q, k_cache, v_cache, k, v, scale=softmax_scale, return_lse=with_lse, **options),
                 (q, k_cache, v_cache, k, v),
             )
+        require_head_dim("k_cache", k_cache, "q", q)
+        require_head_dim("k", k, "k_cache", k_cache)
+        require_head_dim("v", v, "v_cache", v_cache)
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         caches, width = (fitted(k_cache), fitted(v_cache)), v_cache.shape[-1]
 
