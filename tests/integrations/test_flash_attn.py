@@ -12,6 +12,8 @@ import torch
 from flashgen.codegen.errors import ArgumentError
 from flashgen.integrations import flash_attn as fa
 from flashgen.integrations.flash_attn import bert_padding, flash_attn_3_interface, flash_attn_interface, primitives, rotary
+from flashgen.integrations.flash_attn.inference import inference
+from flashgen.operators.gradients import NoDerivativeError
 
 
 @pytest.fixture(autouse=True)
@@ -323,3 +325,24 @@ def test_tokens_of_no_position_stay_as_they_are(interleaved: bool) -> None:
                 rotary.apply_rotary(packed if given else x, cos, sin, offset, **given)
         with pytest.raises(ArgumentError, match=r"^cos must have a row of each position, at least 5; got 4$"):
             rotary.apply_rotary(packed if given else x, cos[:4], sin[:4], offsets, **given)
+
+
+def test_who_asks_for_gradients_of_inference_is_told() -> None:
+    """Compiled, too, where the backward pass is traced with the forward one."""
+    torch.compiler.reset()
+    q, cache = torch.randn(2, 3, requires_grad=True), torch.zeros(4, 3)
+
+    def call(q: torch.Tensor, cache: torch.Tensor) -> Any:
+        out, lse = inference(lambda: (q * 2, cache.add_(1).sum(-1)), (q, None, cache))
+        return out.add_(1), lse
+
+    for function in (call, torch.compile(call, fullgraph=True, backend="aot_eager")):
+        cache.zero_()
+        out, lse = function(q, cache)
+        assert torch.equal(out, q * 2 + 1)
+        assert cache.eq(1).all()
+        for found in (out, lse):
+            with pytest.raises(NoDerivativeError, match=r"^flashgen computes no gradients of keys in a cache "):
+                torch.autograd.grad(found.sum(), q, retain_graph=True)
+        with torch.no_grad():
+            assert not function(q, cache)[0].requires_grad

@@ -163,5 +163,11 @@ def test_calls_are_compiled_whole() -> None:
         for call, given in ((dense, (q, k, v)), (varlen, packed), (cached, (drawn(2, 3, 4, 16), *cache))):
             found, wanted = torch.compile(call, fullgraph=True, backend="aot_eager")(*given), call(*given)
             assert all(torch.equal(*both) for both in zip(found, wanted, strict=True))
+    q, k, v = drawn(2, 3, 4, 16).requires_grad_(), *cache
+    found, wanted = torch.compile(cached, fullgraph=True, backend="aot_eager")(q, k, v), cached(q, k, v)
+    assert torch.equal(found, wanted)
+    with pytest.raises(NoDerivativeError, match="flashgen computes no gradients of keys in a cache"):
+        found.sum().backward()
+    q, k, v = (drawn(2, 9, 2, 11) for _ in "qkv")
     with pytest.raises(ArgumentError, match=r"^q must be torch.bfloat16 or torch.float16; got torch.float32$"):
         torch.compile(dense, backend="aot_eager")(q.float(), k.float(), v.float())

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
@@ -13,12 +12,10 @@ from flashgen.codegen.seen import Ends
 
 from ...api import attention
 from ...kvcache import attention_with_kvcache
-from ...operators.gradients import NoDerivativeError
 from ...varlen import attention_varlen
 from .arguments import fits, fitted, length_of, raise_as_theirs, require_head_dim, softcap_of
+from .inference import inference
 from .s_dmask import signed_probabilities, signed_probabilities_of_sequences
-
-_NO_GRADIENT = "flashgen computes no gradients of keys in a cache or in pages (block_table), as FlashAttention does not: detach the tensors"
 
 
 def dense_call(
@@ -166,7 +163,7 @@ def cached_call(
     """
     try:
         if fits(q, k_cache, v_cache) and (k is None or k.stride(-1) == 1) and (v is None or v.stride(-1) == 1):
-            return _inference(
+            return inference(
                 lambda: attention_with_kvcache(q, k_cache, v_cache, k, v, scale=softmax_scale, return_lse=with_lse, **options),
                 (q, k_cache, v_cache, k, v),
             )
@@ -184,7 +181,7 @@ def cached_call(
                         cache.copy_(padded[..., : cache.shape[-1]])
             return (found[0][..., :width], found[1]) if with_lse else found[..., :width]
 
-        return _inference(call, (q, k_cache, v_cache, k, v))
+        return inference(call, (q, k_cache, v_cache, k, v))
     except Exception as error:
         if not is_compiling():
             raise_as_theirs(error, lse="return_softmax_lse", q=q, k_cache=k_cache, v_cache=v_cache)
@@ -231,21 +228,3 @@ def packed_cached_call(
             of_tokens |= {} if cu_seqlens_k is None else {"cu_seqlens_k": cu_seqlens_k}
             raise_as_theirs(error, q=q, k_cache=k_cache, v_cache=v_cache, **of_tokens)
         raise
-
-
-class _Inference(torch.autograd.Function):
-    """A call without gradients, of tensors that may have some: those who ask for them are told."""
-
-    @staticmethod
-    def forward(ctx: Any, call: Callable[[], Any], *tensors: torch.Tensor | None) -> Any:
-        return call()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> NoReturn:
-        raise NoDerivativeError(_NO_GRADIENT)
-
-
-def _inference(call: Callable[[], Any], tensors: tuple[torch.Tensor | None, ...]) -> Any:
-    if not is_compiling() and torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors):
-        return _Inference.apply(call, *tensors)  # type: ignore[no-untyped-call]
-    return call()
