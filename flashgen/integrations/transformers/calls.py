@@ -1,0 +1,222 @@
+"""transformers' attention interface: a layer's tensors and keywords become one of flashgen's calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+
+import flashgen
+from flashgen.codegen.errors import ArgumentError, shown
+
+from . import counts
+from .prepared import PreparedMask
+
+# What layers pass on of what a model was called with, and what says nothing about attention itself.
+_OF_NO_MATTER = {
+    *("position_ids", "cache_position", "past_key_values", "use_cache", "logits_to_keep", "labels", "num_items_in_batch", "seq_idx"),
+    *("output_hidden_states", "output_router_logits", "return_dict", "layer_idx", "deterministic", "kernel_options"),
+}
+_REFUSED = {
+    "output_attentions": "no probabilities are kept",
+    "head_mask": "probabilities of a head cannot be scaled",
+    "layer_head_mask": "probabilities of a head cannot be scaled",
+}
+_PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
+_LAYOUT = "bshd"
+
+
+def flashgen_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | PreparedMask | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
+    **others: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention of a layer of transformers.
+
+    query: [batch, heads_q, len_q, head_dim]; key, value: [batch, heads_kv, len_kv, head_dim], with heads_kv a divisor of heads_q. bf16 or
+       fp16; fp32 under autocast, to whose dtype all three are cast.
+    attention_mask: what the mask interface has given, which says whether attention is causal and what its window is. Or a model's own:
+       [batch, 1 or heads_q, len_q, len_kv], bool, True where a key is seen, or numbers that are added to scores. None for no other mask
+       than is_causal, or else module.is_causal, and sliding_window say, aligned at the last key: a query sees sliding_window keys, its own
+       included, and as many to the right where it is not causal.
+    s_aux: [heads_q], sinks; position_bias: [1 or batch, heads_q, len_q, len_kv], added to scaled scores, with gradient
+    others: cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k of sequences that are packed in a batch of 1; and what a model was
+       called with, of which some has no meaning here. What is not known is refused by name.
+    Returns out, [batch, len_q, heads_q, head_dim_v], and None for the probabilities. Raises ArgumentError as flashgen's calls do.
+    """
+    packed = None
+    if others:
+        packed = _checked(others)
+    if query.dtype == torch.float32:
+        query, key, value = _cast(query, key, value)
+    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    if isinstance(attention_mask, PreparedMask):
+        mask = attention_mask
+        if mask.prepared_shape[2] != q.shape[1] or mask.prepared_shape[3] != k.shape[1]:
+            _refuse("mask", f"attention_mask must be of the layer's queries and keys, {q.shape[1]} and {k.shape[1]}; got {mask!r}")
+    else:
+        mask = _of_layer(module, q, k, attention_mask, is_causal, sliding_window)
+    modifiers: dict[str, Any] = {}
+    if mask.window is not None:
+        modifiers["window"] = mask.window
+    if softcap is not None:
+        modifiers["softcap"] = softcap
+    if s_aux is not None:
+        modifiers["sinks"] = s_aux
+    if position_bias is not None:
+        modifiers["bias"] = position_bias
+    if packed is not None:
+        out = _of_packed(q, k, v, mask, scaling, dropout, packed, modifiers)
+    elif mask.cached:
+        out = _of_cache(q, k, v, mask, scaling, dropout, modifiers)
+    else:
+        if isinstance(attention_mask, torch.Tensor):
+            modifiers["mask" if attention_mask.dtype == torch.bool else "bias"] = _own_mask(attention_mask, position_bias)
+        if mask.chunk is not None:
+            modifiers["chunk"] = mask.chunk
+        if mask.document_ids is not None:
+            modifiers["document_ids"] = mask.document_ids
+        if mask.keys is not None:
+            modifiers["key_padding_mask"] = mask.keys
+        if mask.function is not None:
+            modifiers["mask_mod"] = mask.function
+        if dropout:
+            modifiers["dropout_p"] = dropout
+        out = flashgen.attention(q, k, v, causal=mask.causal, scale=scaling, layout=_LAYOUT, **modifiers)
+        if not is_compiling():
+            counts.run["attention"] += 1
+    return out, None
+
+
+def _of_packed(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    mask: PreparedMask,
+    scaling: float | None,
+    dropout: float,
+    packed: dict[str, Any],
+    modifiers: dict[str, Any],
+) -> torch.Tensor:
+    """Of sequences one behind the other in a batch of 1, whose boundaries are given."""
+    if q.shape[0] != 1 or k.shape[0] != 1:
+        _refuse("packed", f"cu_seq_lens_q must come with a batch of 1, in which sequences are packed; got a batch of {q.shape[0]}")
+    if mask.keys is not None or mask.cached or mask.function is not None:
+        _refuse("packed", "cu_seq_lens_q must come without padding, a cache or a mask function, which are of other tokens; got both")
+    chunk = mask.chunk if mask.sequence_chunk is None else mask.sequence_chunk
+    if chunk is not None:
+        modifiers["chunk"] = chunk
+    out: torch.Tensor = flashgen.attention_varlen(
+        q[0],
+        k[0],
+        v[0],
+        cu_seqlens_q=packed["cu_seq_lens_q"].to(torch.int32),
+        cu_seqlens_kv=packed["cu_seq_lens_k"].to(torch.int32),
+        max_seqlen_q=_hint(packed.get("max_length_q")),
+        max_seqlen_kv=_hint(packed.get("max_length_k")),
+        causal=mask.causal,
+        scale=scaling,
+        dropout_p=dropout,
+        **modifiers,
+    )
+    if not is_compiling():
+        counts.run["attention_varlen"] += 1
+    return out[None]
+
+
+def _of_cache(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: PreparedMask, scaling: float | None, dropout: float, modifiers: dict[str, Any]
+) -> torch.Tensor:
+    """Of keys that begin and end where only the device knows."""
+    if dropout:
+        _refuse("dropout", f"dropout must be 0 where gradients are disabled: call model.eval(); got {dropout}")
+    starts, keys = mask.starts, mask.keys
+    if "bias" in modifiers and starts is not None:  # it has an element for each key from the first one of the cache on
+        if mask.chunk is not None:
+            _refuse("position_bias", "position_bias must come without chunks; got both")
+        starts = None
+    if keys is not None and (starts is None or mask.chunk is not None):
+        modifiers["mask"] = keys[:, None, None]
+    if mask.chunk is not None:
+        modifiers["chunk"] = mask.chunk
+    out: torch.Tensor = flashgen.attention_with_kvcache(
+        q, k, v, cache_seqlens=mask.lengths, cache_leftpad=starts, causal=mask.causal, scale=scaling, **modifiers
+    )
+    if not is_compiling():
+        counts.run["attention_with_kvcache"] += 1
+    return out
+
+
+def _of_layer(
+    module: torch.nn.Module,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    is_causal: bool | None,
+    sliding_window: int | None,
+) -> PreparedMask:
+    """What a layer says itself, whose model has made no mask, or one of its own, which says all."""
+    shape = (q.shape[0], 1, q.shape[1], k.shape[1])
+    if attention_mask is not None:
+        return PreparedMask(shape)
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
+    window = None if sliding_window is None else (sliding_window - 1, None if causal else sliding_window - 1)
+    return PreparedMask(shape, causal=causal, window=window)
+
+
+def _own_mask(attention_mask: torch.Tensor, position_bias: torch.Tensor | None) -> torch.Tensor:
+    """A model's own mask of four dimensions."""
+    if attention_mask.ndim != 4:
+        _refuse("mask", f"attention_mask must have 4 dimensions, (batch, heads, len_q, len_kv); got shape {tuple(attention_mask.shape)}")
+    if attention_mask.dtype != torch.bool and position_bias is not None:
+        _refuse("mask", f"attention_mask must be bool where there is a position_bias: add it to that; got {shown(attention_mask.dtype)}")
+    return attention_mask
+
+
+def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """To the dtype of autocast, as PyTorch's own attention does there."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        _refuse("dtype", "query must be bfloat16 or float16: load the model with dtype=torch.bfloat16, or use torch.autocast; got float32")
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(tensor.to(dtype) for tensor in tensors)
+
+
+def _checked(others: dict[str, Any]) -> dict[str, Any] | None:
+    """Those that say where packed sequences are, if they are there. Refuses what is asked for and is not there, or not known."""
+    packed: dict[str, Any] = {}
+    for name, value in others.items():
+        if value is None or value is False or name in _OF_NO_MATTER:
+            continue
+        if name in _PACKED:
+            packed[name] = value
+        elif name in _REFUSED:
+            _refuse(name, f"{name} must be left out, or the model have attn_implementation='eager': {_REFUSED[name]}; got {shown(value)}")
+        else:
+            _refuse(name, f"{name} must be left out: flashgen does not know what it means to attention; got {type(value).__name__}")
+    if "cu_seq_lens_q" in packed and "cu_seq_lens_k" in packed:
+        return packed
+    if packed.keys() & {"cu_seq_lens_q", "cu_seq_lens_k"}:
+        _refuse("packed", f"cu_seq_lens_q and cu_seq_lens_k must be given together; got {', '.join(packed)} alone")
+    return None
+
+
+def _hint(length: Any) -> int | None:
+    return length if isinstance(length, int) else None  # of a tensor only the device knows
+
+
+def _refuse(reason: str, message: str) -> None:
+    if not is_compiling():
+        counts.refused[reason] += 1
+    raise ArgumentError(message)
