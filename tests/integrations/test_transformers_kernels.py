@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from typing import Any
 
+import pytest
+import torch
+from torch._dynamo.testing import CompileCounter
+from transformers.cache_utils import StaticCache
+from transformers.masking_utils import create_masks_for_generate
+
+from flashgen.integrations.transformers import NAME, register
 from tests.support.model_checks import compared, compared_tokens, judged_padding, judged_pass
-from tests.support.tiny_models import ARCHITECTURES, CPU, Architecture
+from tests.support.tiny_models import ARCHITECTURES, CPU, Architecture, as_dtype, model_of
 
 pytestmark = pytest.mark.slow
 
@@ -32,3 +39,40 @@ def test_tokens(architecture: Architecture, cache: str) -> None:
 def test_padding(name: str, grad: bool) -> None:
     verdict = judged_padding(compared(ARCHITECTURES[name], CPU, "cpu"), 2, 14, [4, 0], "left", grad)
     assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
+@pytest.mark.parametrize("name", ["llama", "gemma3", "llama4"])
+def test_a_compiled_pass(name: str, grad: bool) -> None:
+    """One graph, in which masks are made, too."""
+    register()
+    model = as_dtype(model_of(ARCHITECTURES[name], CPU), torch.bfloat16, NAME)
+    inputs = ARCHITECTURES[name].inputs(CPU, 2, 14)
+    torch.compiler.reset()
+    with torch.set_grad_enabled(grad):
+        wanted = model(**inputs, use_cache=False).logits.detach()
+        compiled: Any = torch.compile(model.forward, backend="eager", fullgraph=True)
+        logits = compiled(**inputs, use_cache=False).logits.detach()
+    torch.testing.assert_close(logits, wanted, rtol=0.05, atol=0.05 * float(wanted.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_compiled_steps(name: str) -> None:
+    """As `generate` has them, with masks made before and a static cache: later steps compile nothing, and know how long the cache is."""
+    register()
+    model = as_dtype(model_of(ARCHITECTURES[name], CPU), torch.bfloat16, NAME)
+    tokens = ARCHITECTURES[name].inputs(CPU, 2, 14)["input_ids"]
+    torch.compiler.reset()
+    counter = CompileCounter()
+    with torch.no_grad():
+        wanted = model(tokens).logits
+        cache = StaticCache(config=model.config, max_cache_len=32)
+        model(tokens[:, :4], None, None, cache)
+        step: Any = torch.compile(model.forward, backend=counter, fullgraph=True)
+        frames = []
+        for i in range(4, 14):
+            mask = create_masks_for_generate(model.config, torch.zeros(2, 1, CPU.hidden), None, cache)
+            logits = step(tokens[:, i : i + 1], mask, None, cache).logits[:, 0]
+            torch.testing.assert_close(logits, wanted[:, i], rtol=0.05, atol=0.05 * float(wanted.abs().max()))
+            frames.append(counter.frame_count)
+    assert frames[4:] == frames[-1:] * 6, "from the step on at which a cache of a window is full"

@@ -63,7 +63,8 @@ def flashgen_attention(
     q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     if isinstance(attention_mask, PreparedMask):
         mask = attention_mask
-        if mask.prepared_shape[2] != q.shape[1] or mask.prepared_shape[3] != k.shape[1]:
+        _, _, len_q, len_kv = mask.prepared_shape
+        if len_q != q.size(1) or len_kv != k.size(1):
             _refuse("mask", f"attention_mask must be of the layer's queries and keys, {q.shape[1]} and {k.shape[1]}; got {mask!r}")
     else:
         mask = _of_layer(module, q, k, attention_mask, is_causal, sliding_window)

@@ -44,27 +44,31 @@ def flashgen_mask(
     parts = mask_parts(mask_function)
     shape = (batch_size, 1, q_length, kv_length)
     padding = None if attention_mask is None else _of_keys(attention_mask, kv_offset, kv_length)
-    is_last = not isinstance(q_offset, torch.Tensor) and q_offset + q_length == kv_offset + kv_length  # the last query is at the last key
-    at_hand = is_last or not parts.is_local()  # where queries are needs no length
-    is_function = parts.others > 0 or (not at_hand and (torch.is_grad_enabled() or not parts.causal))
-    if is_function or (parts.chunk is not None and not _reaches_next_chunk(q_offset, kv_offset, parts.chunk)):
+    is_static = isinstance(q_offset, torch.Tensor)
+    length = q_offset + q_length - kv_offset  # of keys up to the last query's
+    at_hand = not parts.is_local() or (not is_static and length == kv_length)  # where queries are needs no length
+    knows_lengths = parts.causal and not torch.is_grad_enabled() and (is_static or length <= kv_length)
+    fits = parts.chunk is None or _reaches_next_chunk(q_offset, kv_offset, parts.chunk)
+    if parts.others or not fits or not (at_hand or knows_lengths):
         return PreparedMask(shape, function=_as_function(mask_function or _causal, padding, q_offset, kv_offset))
     prepared = PreparedMask(shape, causal=parts.causal, window=parts.window)
     if parts.sequence_ids is not None:
         return _packed(prepared, parts, parts.sequence_ids)
+    if not at_hand:
+        prepared.lengths = _lengths(batch_size, length, device)
     starts = None
-    if padding is not None and (is_compiling() or _is_captured(padding) or (q_length == 1 and isinstance(q_offset, torch.Tensor))):
+    if padding is not None and (is_compiling() or _is_captured(padding) or (q_length == 1 and is_static)):
         prepared.keys = padding
     elif padding is not None:
-        prepared.keys, starts = _looked_at(padding, q_offset + q_length - kv_offset if parts.causal else kv_length)
-    if parts.chunk is not None and (kv_offset or starts is not None or (prepared.keys is not None)):
-        return _chunked(prepared, parts, parts.chunk, q_offset, kv_offset, at_hand)
+        prepared.keys, starts = _looked_at(padding, length if parts.causal else kv_length)
+    if parts.chunk is not None and (kv_offset or prepared.keys is not None):
+        if starts is not None and not kv_offset:
+            prepared.keys = None  # padding in front of all is of no chunk
+        return _chunked(prepared, parts, parts.chunk, q_offset, kv_offset)
     prepared.chunk = parts.chunk
-    if not torch.is_grad_enabled() and parts.causal:
+    if parts.causal and not torch.is_grad_enabled():
         prepared.starts = starts
-        prepared.cached = not at_hand or prepared.keys is not None
-        if prepared.cached and not at_hand:
-            prepared.lengths = _lengths(batch_size, q_offset + q_length - kv_offset, device)
+        prepared.cached = prepared.lengths is not None or prepared.keys is not None
     return prepared
 
 
@@ -105,11 +109,9 @@ def _packed(prepared: PreparedMask, parts: MaskParts, ids: torch.Tensor) -> Prep
     return prepared
 
 
-def _chunked(
-    prepared: PreparedMask, parts: MaskParts, chunk: int, q_offset: int | torch.Tensor, kv_offset: int, at_hand: bool
-) -> PreparedMask:
-    """Of chunks that do not begin at the first key of a call."""
-    batch, _, len_q, len_kv = prepared.shape
+def _chunked(prepared: PreparedMask, parts: MaskParts, chunk: int, q_offset: int | torch.Tensor, kv_offset: int) -> PreparedMask:
+    """Of chunks that may begin elsewhere than at the first key of a call."""
+    _, _, len_q, len_kv = prepared.shape
     assert parts.first_tokens is not None
     first = parts.first_tokens
     if torch.is_grad_enabled():
@@ -123,8 +125,6 @@ def _chunked(
     if prepared.keys is not None:
         columns = torch.arange(len_kv, device=first.device) + starts[:, None]
         prepared.keys = prepared.keys.gather(1, columns.clamp(max=len_kv - 1))
-    if not at_hand:
-        prepared.lengths = _lengths(batch, q_offset + len_q - kv_offset, first.device)
     return prepared
 
 
