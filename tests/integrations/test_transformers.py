@@ -207,6 +207,21 @@ def test_a_mask_of_four_dimensions_says_all(numbers: bool) -> None:
     assert_same(given(**inputs, attention_mask=added if numbers else seen).logits, logits)
 
 
+def test_gradients_of_layers_that_are_computed_again() -> None:
+    given, wanted = models(ARCHITECTURES["gemma3"])
+    inputs = inputs_of(ARCHITECTURES["gemma3"])
+    for again in (True, False):
+        given.gradient_checkpointing_enable({"use_reentrant": again})
+        for model in (given, wanted):
+            model.zero_grad()
+            model.train()
+            model(**inputs, labels=inputs["input_ids"], use_cache=False).loss.backward()
+            model.eval()
+        given.gradient_checkpointing_disable()
+        for parameter, other in zip(given.parameters(), wanted.parameters(), strict=True):
+            torch.testing.assert_close(parameter.grad, other.grad, rtol=1e-3, atol=1e-5)
+
+
 def refused(match: str, *, query: Tensor | None = None, mask: Any = None, **keywords: Any) -> None:
     q = torch.randn(2, 4, 3, 16, dtype=torch.bfloat16)
     with pytest.raises(ArgumentError, match=match):
@@ -214,13 +229,16 @@ def refused(match: str, *, query: Tensor | None = None, mask: Any = None, **keyw
 
 
 def test_refusals() -> None:
+    ends = {"cu_seq_lens_q": torch.zeros(2), "cu_seq_lens_k": torch.zeros(2)}
     refused("^output_attentions must be left out", output_attentions=True)
     refused("^head_mask must be left out", head_mask=torch.ones(4))
     refused("^strange must be left out: flashgen does not know", strange=3)
     refused("^cu_seq_lens_q and cu_seq_lens_k must be given together", cu_seq_lens_q=torch.zeros(2))
-    refused("^cu_seq_lens_q must come with a batch of 1", cu_seq_lens_q=torch.zeros(2), cu_seq_lens_k=torch.zeros(2))
+    refused("^cu_seq_lens_q must come with a batch of 1", **ends)
     refused("^attention_mask must be of the layer's queries and keys, 3 and 3", mask=PreparedMask((2, 1, 3, 7)))
-    refused("^attention_mask must have 4 dimensions", mask=torch.ones(2, 3, dtype=torch.bool))
+    refused("^attention_mask must be a tensor", mask=torch.ones(2, 3, dtype=torch.bool))
+    refused("^attention_mask must be a tensor .* got str", mask="causal")
+    refused("^cu_seq_lens_q must come without an attention_mask", mask=torch.ones(2, 1, 3, 3, dtype=torch.bool), **ends)
     refused("^dropout must be 0", mask=PreparedMask((2, 1, 3, 3), causal=True, cached=True), dropout=0.5)
     assert report().refused["output_attentions"] == 1
     assert not report().run

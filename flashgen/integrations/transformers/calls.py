@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch.compiler import is_compiling
+from torch.nn.attention.flex_attention import BlockMask
 
 import flashgen
 from flashgen.codegen.errors import ArgumentError, shown
@@ -32,7 +33,7 @@ def flashgen_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | PreparedMask | None,
+    attention_mask: torch.Tensor | BlockMask | None,
     dropout: float = 0.0,
     scaling: float | None = None,
     sliding_window: int | None = None,
@@ -47,9 +48,9 @@ def flashgen_attention(
     query: [batch, heads_q, len_q, head_dim]; key, value: [batch, heads_kv, len_kv, head_dim], with heads_kv a divisor of heads_q. bf16 or
        fp16; fp32 under autocast, to whose dtype all three are cast.
     attention_mask: what the mask interface has given, which says whether attention is causal and what its window is. Or a model's own:
-       [batch, 1 or heads_q, len_q, len_kv], bool, True where a key is seen, or numbers that are added to scores. None for no other mask
-       than is_causal, or else module.is_causal, and sliding_window say, aligned at the last key: a query sees sliding_window keys, its own
-       included, and as many to the right where it is not causal.
+       [batch, 1 or heads_q, len_q, len_kv], bool, True where a key is seen, or numbers that are added to scores; or FlexAttention's. None
+       for no other mask than is_causal, or else module.is_causal, and sliding_window say, aligned at the last key: a query sees
+       sliding_window keys, its own included, and as many to the right where it is not causal.
     s_aux: [heads_q], sinks; position_bias: [1 or batch, heads_q, len_q, len_kv], added to scaled scores, with gradient
     others: cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k of sequences that are packed in a batch of 1; and what a model was
        called with, of which some has no meaning here. What is not known is refused by name.
@@ -66,8 +67,9 @@ def flashgen_attention(
         _, _, len_q, len_kv = mask.prepared_shape
         if len_q != q.size(1) or len_kv != k.size(1):
             _refuse("mask", f"attention_mask must be of the layer's queries and keys, {q.shape[1]} and {k.shape[1]}; got {mask!r}")
+        attention_mask = None
     else:
-        mask = _of_layer(module, q, k, attention_mask, is_causal, sliding_window)
+        mask = _of_layer(module, q, k, attention_mask is not None, is_causal, sliding_window)
     modifiers: dict[str, Any] = {}
     if mask.window is not None:
         modifiers["window"] = mask.window
@@ -77,13 +79,13 @@ def flashgen_attention(
         modifiers["sinks"] = s_aux
     if position_bias is not None:
         modifiers["bias"] = position_bias
+    if attention_mask is not None:
+        modifiers |= _own_mask(attention_mask, position_bias, packed)
     if packed is not None:
         out = _of_packed(q, k, v, mask, scaling, dropout, packed, modifiers)
     elif mask.cached:
         out = _of_cache(q, k, v, mask, scaling, dropout, modifiers)
     else:
-        if isinstance(attention_mask, torch.Tensor):
-            modifiers["mask" if attention_mask.dtype == torch.bool else "bias"] = _own_mask(attention_mask, position_bias)
         if mask.chunk is not None:
             modifiers["chunk"] = mask.chunk
         if mask.document_ids is not None:
@@ -163,26 +165,33 @@ def _of_layer(
     module: torch.nn.Module,
     q: torch.Tensor,
     k: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    has_own: bool,
     is_causal: bool | None,
     sliding_window: int | None,
 ) -> PreparedMask:
     """What a layer says itself, whose model has made no mask, or one of its own, which says all."""
     shape = (q.shape[0], 1, q.shape[1], k.shape[1])
-    if attention_mask is not None:
+    if has_own:
         return PreparedMask(shape)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     window = None if sliding_window is None else (sliding_window - 1, None if causal else sliding_window - 1)
     return PreparedMask(shape, causal=causal, window=window)
 
 
-def _own_mask(attention_mask: torch.Tensor, position_bias: torch.Tensor | None) -> torch.Tensor:
-    """A model's own mask of four dimensions."""
-    if attention_mask.ndim != 4:
-        _refuse("mask", f"attention_mask must have 4 dimensions, (batch, heads, len_q, len_kv); got shape {tuple(attention_mask.shape)}")
-    if attention_mask.dtype != torch.bool and position_bias is not None:
+def _own_mask(attention_mask: Any, position_bias: torch.Tensor | None, packed: dict[str, Any] | None) -> dict[str, Any]:
+    """The keyword that a model's or a user's own mask becomes."""
+    if packed is not None:
+        _refuse("packed", "cu_seq_lens_q must come without an attention_mask of four dimensions: sequences have their own keys; got both")
+    if isinstance(attention_mask, BlockMask):
+        return {"block_mask": attention_mask}
+    if not isinstance(attention_mask, torch.Tensor) or attention_mask.ndim != 4:
+        found = tuple(attention_mask.shape) if isinstance(attention_mask, torch.Tensor) else type(attention_mask).__name__
+        _refuse("mask", f"attention_mask must be a tensor (batch, heads, len_q, len_kv), a BlockMask or None; got {found}")
+    if attention_mask.dtype == torch.bool:
+        return {"mask": attention_mask}
+    if position_bias is not None:
         _refuse("mask", f"attention_mask must be bool where there is a position_bias: add it to that; got {shown(attention_mask.dtype)}")
-    return attention_mask
+    return {"bias": attention_mask}
 
 
 def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
