@@ -50,7 +50,8 @@ def flashgen_mask(
     knows_lengths = parts.causal and not torch.is_grad_enabled() and (is_static or length <= kv_length)
     fits = parts.chunk is None or _reaches_next_chunk(q_offset, kv_offset, parts.chunk)
     if parts.others or not fits or not (at_hand or knows_lengths):
-        return PreparedMask(shape, function=_as_function(mask_function or _causal, padding, q_offset, kv_offset))
+        function = _causal if mask_function is None else mask_function  # by `or` PyTorch 2.11 traces no functions
+        return PreparedMask(shape, function=_as_function(function, padding, q_offset, kv_offset))
     prepared = PreparedMask(shape, causal=parts.causal, window=parts.window)
     if parts.sequence_ids is not None:
         return _packed(prepared, parts, parts.sequence_ids)
