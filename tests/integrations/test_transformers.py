@@ -134,6 +134,15 @@ def test_tokens(architecture: Architecture, cache: str, rows: list[int]) -> None
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.parametrize("more", [{"num_beams": 3}, {"num_beams": 3, "cache_implementation": "static"}, {"prompt_lookup_num_tokens": 3}])
+def test_beams_and_guessed_tokens(more: dict[str, Any]) -> None:
+    """Caches whose sequences change places, and steps of several tokens of which some are taken back."""
+    inputs = {"input_ids": inputs_of(ARCHITECTURES["gemma3"])["input_ids"][:1]}
+    own = {"max_new_tokens": 9, "min_new_tokens": 9, "do_sample": False, "disable_compile": True}
+    tokens = [model.generate(**inputs, **own, **more).tolist() for model in models(ARCHITECTURES["gemma3"])]
+    assert tokens[0] == tokens[1]
+
+
 @pytest.mark.parametrize("grad", [True, False], ids=["training", "inference"])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "llama4"])
 def test_a_cache_longer_than_its_content(name: str, grad: bool) -> None:
