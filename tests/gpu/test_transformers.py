@@ -49,7 +49,7 @@ def test_tokens(each: Compared, cache: str) -> None:
         return
     agreed = compared_tokens(each, cache, batch, 100, TOKENS)
     print(f"{each.architecture.name}, {cache}: {agreed} of {batch * TOKENS} tokens compared")
-    assert agreed >= TOKENS
+    assert agreed >= batch
 
 
 @of_architectures("llama", "gemma2", "llama4", "bert", "t5")
