@@ -6,7 +6,11 @@ What is wrong by one key shows here. The same models with flashgen's kernels are
 from __future__ import annotations
 
 import inspect
+import re
+import sys
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,8 +205,138 @@ def test_a_mask_made_before_is_taken_as_it_is() -> None:
     made = flashgen_mask(BATCH, LENGTH, LENGTH)
     assert_same(given(**inputs, attention_mask=made).logits, wanted(**inputs).logits)
     assert isinstance(made.to("cpu"), PreparedMask)
-    with pytest.raises(ArgumentError, match="no elements"):
-        made[:, :, :, :3]
+
+
+ASKED_OF_TENSORS: dict[str, Callable[[Any], Any]] = {
+    "elements": lambda mask: mask[:, :, :, :3],
+    "queries in front": lambda mask: mask[:, :, :3, :],
+    "dtype": lambda mask: mask.dtype,
+    "expand": lambda mask: mask.expand(2, 1, 3, 3),
+    "numel": lambda mask: mask.numel(),
+    "sparsity": lambda mask: mask.sparsity(),
+    "!=": lambda mask: mask != 0,
+    "1 -": lambda mask: 1.0 - mask,
+    "tensor +": lambda mask: torch.ones(3) + mask,
+    "where": lambda mask: torch.where(mask, 0.0, 1.0),
+    "iter": list,
+}
+
+
+@pytest.mark.parametrize("asked", ASKED_OF_TENSORS.values(), ids=ASKED_OF_TENSORS)
+def test_a_mask_is_no_tensor(asked: Callable[[Any], Any]) -> None:
+    mask = PreparedMask((2, 1, 8, 8), causal=True)
+    with pytest.raises(ArgumentError, match=r"^attention_mask must not be asked for .* attn_implementation='sdpa'"):
+        asked(mask)
+    assert report().refused == {"attention_mask": 1}
+    assert not hasattr(mask, "dtype")
+    assert mask == mask
+    assert mask != PreparedMask((2, 1, 8, 8), causal=True)
+
+
+@pytest.mark.parametrize("first", [0, 5, 7])
+def test_a_mask_of_the_last_queries(first: int) -> None:
+    """Of one made by numbers of documents, and of one made by a function: what these queries see in the mask of all."""
+    ids, q = torch.tensor([[0, 0, 1, 1, 1, 2, 2, 2]]), torch.randn(1, 2, 8, 8)
+    for mask in (PreparedMask((1, 1, 8, 8), causal=True, document_ids=ids), PreparedMask((1, 1, 8, 8), function=lambda b, h, i, j: j <= i)):
+        whole, _ = calls.flashgen_attention(torch.nn.Module(), q, q, q, mask)
+        part, _ = calls.flashgen_attention(torch.nn.Module(), q[:, :, first:], q, q, mask[:, :, slice(first - 8, None), :])
+        assert_same(part, whole[:, first:])
+    ends: dict[str, Any] = {"cu_seq_lens_q": torch.tensor([0, 8]), "cu_seq_lens_k": torch.tensor([0, 8])}
+    if first:
+        with pytest.raises(ArgumentError, match=r"^cu_seq_lens_q must be of the layer's queries, .* logits_to_keep=0"):
+            calls.flashgen_attention(torch.nn.Module(), q[:, :, first:], q, q, mask[:, :, slice(first - 8, None), :], **ends)
+
+
+@pytest.mark.parametrize("rows", [pytest.param([1] * LENGTH, marks=pytest.mark.slow), IN_FRONT], ids=["whole", "left"])
+def test_layers_of_the_last_queries(rows: list[int]) -> None:
+    """Gemma 4's layers that take keys of others compute only the queries whose logits are kept."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "num_attention_heads": 2, "num_key_value_heads": 1}
+    heads = {"head_dim": 16, "global_head_dim": 16, "num_kv_shared_layers": 2, "sliding_window": 5}
+    tokens: dict[str, Any] = {"vocab_size": 97, "vocab_size_per_layer_input": 97, "hidden_size_per_layer_input": 8, "pad_token_id": 0}
+    kinds = ["sliding_attention", "full_attention"] * 2
+    torch.manual_seed(0)
+    model: Any = transformers.Gemma4ForCausalLM(transformers.Gemma4TextConfig(**sizes, **heads, **tokens, layer_types=kinds)).eval()
+    inputs = {"input_ids": torch.randint(3, 97, (BATCH, LENGTH)), "attention_mask": padded(rows)}
+    more = {"max_new_tokens": 3, "min_new_tokens": 3, "do_sample": False}
+    found = []
+    for name in (NAME, "sdpa"):
+        model.set_attn_implementation(name)
+        with torch.no_grad():
+            found.append((model.generate(**inputs, **more).tolist(), model(**inputs, logits_to_keep=3).logits))
+    assert found[0][0] == found[1][0]
+    assert_same(found[0][1], found[1][1])
+    assert not report().refused
+
+
+def test_a_model_whose_layers_drop_masks_is_refused() -> None:
+    """A layer of Doge keeps no mask in its own but a tensor: its attention would not be causal. One of a user's it keeps."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model: Any = transformers.DogeForCausalLM(transformers.DogeConfig(**sizes, vocab_size=97, hidden_dropout=0.0)).eval()
+    tokens = torch.randint(3, 97, (1, 12))
+    model.set_attn_implementation("eager")  # to sdpa transformers 5.17 gives no mask, and Doge's layers are not causal either
+    wanted = model(tokens).logits
+    model.set_attn_implementation(NAME)
+    with pytest.raises(ArgumentError, match=r"^attn_implementation must be 'sdpa' or 'eager' for doge"):
+        model(tokens)
+    assert report().refused == {"attn_implementation": 1}
+    assert_same(model(tokens, attention_mask=torch.ones(1, 1, 12, 12, dtype=torch.bool).tril()).logits, wanted)
+
+
+def test_no_model_of_transformers_but_those_refused_knows_block_masks() -> None:
+    """What a layer does with a mask that is a BlockMask and no tensor is to be read in those that ask for it."""
+    files = (Path(transformers.__file__).parent / "models").glob("*/modeling_*.py")
+    found = {file.parent.name for file in files if re.search(r"isinstance\([^)]*\bBlockMask\b", file.read_text(encoding="utf-8"))}
+    assert found <= masks._DROPS_BLOCK_MASKS
+
+
+def test_gradients_of_biases_that_must_be_deterministic_are_refused() -> None:
+    """In the forward pass, which has names for it."""
+    model = models(ARCHITECTURES["t5"])[0]
+    torch.use_deterministic_algorithms(True)
+    try:
+        with pytest.raises(ArgumentError, match=r"^position_bias must need no gradient under torch\.use_deterministic_algorithms"):
+            model(**inputs_of(ARCHITECTURES["t5"]))
+        with torch.no_grad():
+            model(**inputs_of(ARCHITECTURES["t5"]))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert report().refused == {"position_bias": 1}
+
+
+@pytest.mark.parametrize("rows", [[1] * LENGTH, IN_FRONT, HOLE], ids=["whole", "left", "hole"])
+def test_padding_is_asked_once_for_each_mask(rows: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[str] = []
+
+    def counted(name: str) -> Callable[[Tensor], Any]:
+        own = getattr(Tensor, name)
+
+        def asked(tensor: Tensor) -> Any:
+            waits.append(name)
+            return own(tensor)
+
+        return asked
+
+    for name in ("__bool__", "item", "tolist"):
+        monkeypatch.setattr(Tensor, name, counted(name))
+    flashgen_mask(BATCH, LENGTH, LENGTH, attention_mask=padded(rows).bool())
+    assert waits == ["tolist"]
+
+
+@pytest.mark.parametrize("version", ["5.16.3", "6.0.0.dev0"])
+def test_versions_are_asked_before_anything_of_theirs(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["transformers"], "__version__", version)  # a lazy module, of which there may be an older one
+    monkeypatch.setitem(sys.modules, "transformers.masking_utils", None)
+    with pytest.raises(ImportError, match=rf"needs transformers 5\.17 or newer, below 6; this is {version}"):
+        register()
+
+
+def test_what_flashgen_itself_refuses_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    q = torch.randn(1, 2, 3, 12, dtype=torch.bfloat16)
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    with pytest.raises(ArgumentError, match=r"^head_dim must be a multiple of 8"):
+        calls.flashgen_attention(torch.nn.Module(), q, q, q, None)
+    assert report() == ({}, {"head_dim": 1})
 
 
 @pytest.mark.parametrize("numbers", [False, True], ids=["bool", "numbers"])
@@ -276,11 +410,17 @@ def test_a_layer_without_a_mask() -> None:
 
 def test_float32_needs_autocast(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    refused("^query must be bfloat16 or float16", query=torch.randn(2, 4, 3, 16))
+    refused("^query, key and value must be bfloat16 or float16", query=torch.randn(2, 4, 3, 16))
     monkeypatch.setattr(flashgen, "attention", plain_calls.attention)
     q = torch.randn(1, 2, 3, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         out, _ = calls.flashgen_attention(torch.nn.Module(), q, q, q, None, is_causal=False)
+        masks_of = PreparedMask((1, 1, 3, 3)), PreparedMask((1, 1, 3, 3), causal=True, cached=True, lengths=torch.tensor([3]))
+        monkeypatch.setattr(flashgen, "attention_with_kvcache", plain_calls.attention_with_kvcache)
+        for mask in masks_of:
+            with torch.no_grad():
+                mixed, _ = calls.flashgen_attention(torch.nn.Module(), q.bfloat16(), q, q.bfloat16(), mask)
+            assert mixed.dtype == torch.bfloat16
     assert out.dtype == torch.bfloat16
 
 

@@ -65,10 +65,11 @@ def test_the_oldest_version(environment: dict[str, str]) -> None:
     assert " passed" in run([str(Path(environment["VIRTUAL_ENV"]) / "bin" / "python"), "-m", "pytest", *tests], environment)
 
 
-def test_the_oldest_version_is_named_once() -> None:
-    from flashgen.integrations.transformers import OLDEST
+def test_versions_are_named_once() -> None:
+    from flashgen.integrations.transformers import OLDEST, TOO_NEW
 
-    assert f"transformers>={'.'.join(map(str, OLDEST))},<6" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    oldest, too_new = (".".join(map(str, version)) for version in (OLDEST, TOO_NEW))
+    assert f"transformers>={oldest},<{too_new}" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 
 
 def test_importing_loads_no_library() -> None:

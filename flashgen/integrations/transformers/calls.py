@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch.compiler import is_compiling
@@ -56,49 +56,57 @@ def flashgen_attention(
        called with, of which some has no meaning here. What is not known is refused by name.
     Returns out, [batch, len_q, heads_q, head_dim_v], and None for the probabilities. Raises ArgumentError as flashgen's calls do.
     """
-    packed = None
-    if others:
-        packed = _checked(others)
-    if query.dtype == torch.float32:
-        query, key, value = _cast(query, key, value)
-    q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    if isinstance(attention_mask, PreparedMask):
-        mask = attention_mask
-        _, _, len_q, len_kv = mask.prepared_shape
-        if len_q != q.size(1) or len_kv != k.size(1):
-            _refuse("mask", f"attention_mask must be of the layer's queries and keys, {q.shape[1]} and {k.shape[1]}; got {mask!r}")
-        attention_mask = None
-    else:
-        mask = _of_layer(module, q, k, attention_mask is not None, is_causal, sliding_window)
-    modifiers: dict[str, Any] = {}
-    if mask.window is not None:
-        modifiers["window"] = mask.window
-    if softcap is not None:
-        modifiers["softcap"] = softcap
-    if s_aux is not None:
-        modifiers["sinks"] = s_aux
-    if position_bias is not None:
-        modifiers["bias"] = position_bias
-    if attention_mask is not None:
-        modifiers |= _own_mask(attention_mask, position_bias, packed)
-    if packed is not None:
-        out = _of_packed(q, k, v, mask, scaling, dropout, packed, modifiers)
-    elif mask.cached:
-        out = _of_cache(q, k, v, mask, scaling, dropout, modifiers)
-    else:
-        if mask.chunk is not None:
-            modifiers["chunk"] = mask.chunk
-        if mask.document_ids is not None:
-            modifiers["document_ids"] = mask.document_ids
-        if mask.keys is not None:
-            modifiers["key_padding_mask"] = mask.keys
-        if mask.function is not None:
-            modifiers["mask_mod"] = mask.function
-        if dropout:
-            modifiers["dropout_p"] = dropout
-        out = flashgen.attention(q, k, v, causal=mask.causal, scale=scaling, layout=_LAYOUT, **modifiers)
-        if not is_compiling():
-            counts.run["attention"] += 1
+    try:
+        packed = None
+        for name, given in others.items():
+            if given is not None and name not in _OF_NO_MATTER:
+                packed = _checked(others)
+                break
+        if torch.float32 in (query.dtype, key.dtype, value.dtype):
+            query, key, value = _cast(query, key, value)
+        q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        if isinstance(attention_mask, PreparedMask):
+            mask = attention_mask
+            _, _, len_q, len_kv = mask.prepared_shape
+            if len_q != q.size(1) or len_kv != k.size(1):
+                _refuse(f"attention_mask must be of the layer's queries and keys, {q.shape[1]} and {k.shape[1]}; got {mask!r}")
+            attention_mask = None
+        else:
+            mask = _of_layer(module, q, k, attention_mask is not None, is_causal, sliding_window)
+        modifiers: dict[str, Any] = {}
+        if mask.window is not None:
+            modifiers["window"] = mask.window
+        if softcap is not None:
+            modifiers["softcap"] = softcap
+        if s_aux is not None:
+            modifiers["sinks"] = s_aux
+        if position_bias is not None:
+            modifiers["bias"] = position_bias
+        if attention_mask is not None:
+            modifiers |= _own_mask(attention_mask, position_bias, packed)
+        if "bias" in modifiers:
+            _check_bias(modifiers["bias"], "position_bias" if attention_mask is None else "attention_mask")
+        if packed is not None:
+            out = _of_packed(q, k, v, mask, scaling, dropout, packed, modifiers)
+        elif mask.cached:
+            out = _of_cache(q, k, v, mask, scaling, dropout, modifiers)
+        else:
+            if mask.chunk is not None:
+                modifiers["chunk"] = mask.chunk
+            if mask.document_ids is not None:
+                modifiers["document_ids"] = mask.document_ids
+            if mask.keys is not None:
+                modifiers["key_padding_mask"] = mask.keys
+            if mask.function is not None:
+                modifiers["mask_mod"] = mask.function
+            if dropout:
+                modifiers["dropout_p"] = dropout
+            out = flashgen.attention(q, k, v, causal=mask.causal, scale=scaling, layout=_LAYOUT, **modifiers)
+            if not is_compiling():
+                counts.run["attention"] += 1
+    except ArgumentError as error:
+        counts.count_refusal(error)
+        raise
     return out, None
 
 
@@ -114,9 +122,11 @@ def _of_packed(
 ) -> torch.Tensor:
     """Of sequences one behind the other in a batch of 1, whose boundaries are given."""
     if q.shape[0] != 1 or k.shape[0] != 1:
-        _refuse("packed", f"cu_seq_lens_q must come with a batch of 1, in which sequences are packed; got a batch of {q.shape[0]}")
+        _refuse(f"cu_seq_lens_q must come with a batch of 1, in which sequences are packed; got a batch of {q.shape[0]}")
+    if mask.lacks_queries:
+        _refuse("cu_seq_lens_q must be of the layer's queries, of which the model has left some out: call it with logits_to_keep=0")
     if mask.keys is not None or mask.cached or mask.function is not None:
-        _refuse("packed", "cu_seq_lens_q must come without padding, a cache or a mask function, which are of other tokens; got both")
+        _refuse("cu_seq_lens_q must come without padding, a cache or a mask function, which are of other tokens; got both")
     chunk = mask.chunk if mask.sequence_chunk is None else mask.sequence_chunk
     if chunk is not None:
         modifiers["chunk"] = chunk
@@ -143,11 +153,11 @@ def _of_cache(
 ) -> torch.Tensor:
     """Of keys that begin and end where only the device knows."""
     if dropout:
-        _refuse("dropout", f"dropout must be 0 where gradients are disabled: call model.eval(); got {dropout}")
+        _refuse(f"dropout must be 0 where gradients are disabled: call model.eval(); got {dropout}")
     starts, keys = mask.starts, mask.keys
     if "bias" in modifiers and starts is not None:  # it has an element for each key from the first one of the cache on
         if mask.chunk is not None:
-            _refuse("position_bias", "position_bias must come without chunks; got both")
+            _refuse("position_bias must come without chunks; got both")
         starts = None
     if keys is not None and (starts is None or mask.chunk is not None):
         modifiers["mask"] = keys[:, None, None]
@@ -181,24 +191,35 @@ def _of_layer(
 def _own_mask(attention_mask: Any, position_bias: torch.Tensor | None, packed: dict[str, Any] | None) -> dict[str, Any]:
     """The keyword that a model's or a user's own mask becomes."""
     if packed is not None:
-        _refuse("packed", "cu_seq_lens_q must come without an attention_mask of four dimensions: sequences have their own keys; got both")
+        _refuse("cu_seq_lens_q must come without an attention_mask of four dimensions: sequences have their own keys; got both")
     if isinstance(attention_mask, BlockMask):
         return {"block_mask": attention_mask}
     if not isinstance(attention_mask, torch.Tensor) or attention_mask.ndim != 4:
         found = tuple(attention_mask.shape) if isinstance(attention_mask, torch.Tensor) else type(attention_mask).__name__
-        _refuse("mask", f"attention_mask must be a tensor (batch, heads, len_q, len_kv), a BlockMask or None; got {found}")
+        _refuse(f"attention_mask must be a tensor (batch, heads, len_q, len_kv), a BlockMask or None; got {found}")
     if attention_mask.dtype == torch.bool:
         return {"mask": attention_mask}
     if position_bias is not None:
-        _refuse("mask", f"attention_mask must be bool where there is a position_bias: add it to that; got {shown(attention_mask.dtype)}")
+        _refuse(f"attention_mask must be bool where there is a position_bias: add it to that; got {shown(attention_mask.dtype)}")
     return {"bias": attention_mask}
+
+
+def _check_bias(bias: torch.Tensor, name: str) -> None:
+    """Here, as PyTorch's switch is asked for in the backward pass, where nobody would know what the bias is."""
+    if bias.requires_grad and torch.is_grad_enabled() and torch.are_deterministic_algorithms_enabled():
+        _refuse(
+            f"{name} must need no gradient under torch.use_deterministic_algorithms: a bias's is summed in a sequence that differs from run"
+            " to run. Give this part of the model attn_implementation='sdpa', or freeze the bias by requires_grad_(False)"
+        )
 
 
 def _cast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """To the dtype of autocast, as PyTorch's own attention does there."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
-        _refuse("dtype", "query must be bfloat16 or float16: load the model with dtype=torch.bfloat16, or use torch.autocast; got float32")
+        found = ", ".join(str(tensor.dtype).removeprefix("torch.") for tensor in tensors)
+        cure = "load the model with dtype=torch.bfloat16, or use torch.autocast"
+        _refuse(f"query, key and value must be bfloat16 or float16: {cure}; got {found}")
     dtype = torch.get_autocast_dtype(device)
     return tuple(tensor.to(dtype) for tensor in tensors)
 
@@ -212,13 +233,13 @@ def _checked(others: dict[str, Any]) -> dict[str, Any] | None:
         if name in _PACKED:
             packed[name] = value
         elif name in _REFUSED:
-            _refuse(name, f"{name} must be left out, or the model have attn_implementation='eager': {_REFUSED[name]}; got {shown(value)}")
+            _refuse(f"{name} must be left out, or the model have attn_implementation='eager': {_REFUSED[name]}; got {shown(value)}")
         else:
-            _refuse(name, f"{name} must be left out: flashgen does not know what it means to attention; got {type(value).__name__}")
+            _refuse(f"{name} must be left out: flashgen does not know what it means to attention; got {type(value).__name__}")
     if "cu_seq_lens_q" in packed and "cu_seq_lens_k" in packed:
         return packed
     if packed.keys() & {"cu_seq_lens_q", "cu_seq_lens_k"}:
-        _refuse("packed", f"cu_seq_lens_q and cu_seq_lens_k must be given together; got {', '.join(packed)} alone")
+        _refuse(f"cu_seq_lens_q and cu_seq_lens_k must be given together; got {', '.join(packed)} alone")
     return None
 
 
@@ -226,7 +247,5 @@ def _hint(length: Any) -> int | None:
     return length if isinstance(length, int) else None  # of a tensor only the device knows
 
 
-def _refuse(reason: str, message: str) -> None:
-    if not is_compiling():
-        counts.refused[reason] += 1
+def _refuse(message: str) -> NoReturn:
     raise ArgumentError(message)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from flashgen.codegen.errors import ArgumentError
+
 run: Counter[str] = Counter()
 """Calls by the function of flashgen that they became."""
 refused: Counter[str] = Counter()
-"""Calls by what was asked for and is not there."""
+"""Calls by the argument that the error names."""
 
 
 class AttentionReport(NamedTuple):
@@ -17,7 +19,23 @@ class AttentionReport(NamedTuple):
     run: dict[str, int]
     """By the function of flashgen that they became: attention, attention_with_kvcache, attention_varlen."""
     refused: dict[str, int]
-    """By the argument for which flashgen has refused a call, with an ArgumentError: nothing else has computed it."""
+    """By the argument for which flashgen has refused a call or a mask, with an ArgumentError that begins with it: nothing else has computed
+    it. One that flashgen's own calls refuse has the name that it has there, as head_dim."""
+
+
+def count_refusal(error: ArgumentError) -> None:
+    """Counts a call that is refused, by the argument that its message begins with."""
+    from torch.compiler import is_compiling  # here, as a report needs no PyTorch
+
+    if not is_compiling():
+        refused[str(error).partition(" ")[0].rstrip(",:")] += 1
+
+
+def refused_error(message: str, kind: type[ArgumentError] = ArgumentError) -> ArgumentError:
+    """The error to raise for what is refused outside of a layer's call, counted."""
+    error = kind(message)
+    count_refusal(error)
+    return error
 
 
 def report(reset: bool = False) -> AttentionReport:

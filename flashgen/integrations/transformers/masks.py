@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from flashgen.codegen.errors import ArgumentError, shown
+from flashgen.codegen.errors import shown
 
+from . import counts
 from .mask_functions import MaskFunction, MaskParts, mask_parts
 from .prepared import PreparedMask
 
@@ -16,6 +17,8 @@ from .prepared import PreparedMask
 _OF_NO_MATTER = {
     *("allow_is_causal_skip", "allow_is_bidirectional_skip", "allow_torch_fix", "local_size", "dtype", "config", "use_vmap"),
 }
+# Models whose layers make a bias of their own that holds the mask only if this is a tensor: theirs would not be causal.
+_DROPS_BLOCK_MASKS = {"doge"}
 _SEQUENCES = 2**32  # what a number of a sequence is multiplied by to make room for its chunks
 
 
@@ -35,12 +38,17 @@ def flashgen_mask(
     mask_function: of batch, head, and the positions of a query and a key; a causal mask without
     attention_mask: bool, [batch, positions], True where a token is none of padding
     A padded batch becomes sequences that begin behind their padding, or a mask of keys. Keys of a static cache beyond its content end at a
-    length on the device. Whether there is padding is asked once, which waits for the device, but not in a compiled graph, while a CUDA
-    graph is captured, or for one query of each sequence with a static cache: keys are masked there. Raises ArgumentError for an argument
-    that is not known.
+    length on the device. Whether there is padding, and where, is asked once for each mask, which waits for the device, but not in a
+    compiled graph, while a CUDA graph is captured, or for one query of each sequence with a static cache: keys are masked there. Raises
+    ArgumentError for an argument that is not known, and for models whose layers drop masks that are no tensors.
     """
     if unknown := others.keys() - _OF_NO_MATTER:
-        raise ArgumentError(f"mask interface must get arguments that flashgen knows; got {', '.join(sorted(unknown))}")
+        raise counts.refused_error(f"mask interface must get arguments that flashgen knows; got {', '.join(sorted(unknown))}")
+    if getattr(others.get("config"), "model_type", None) in _DROPS_BLOCK_MASKS:
+        raise counts.refused_error(
+            f"attn_implementation must be 'sdpa' or 'eager' for {others['config'].model_type}, whose layers drop masks that are no "
+            "tensors: else call the model with an attention_mask of four dimensions"
+        )
     parts = mask_parts(mask_function)
     shape = (batch_size, 1, q_length, kv_length)
     padding = None if attention_mask is None else _of_keys(attention_mask, kv_offset, kv_length)
@@ -77,7 +85,7 @@ def _of_keys(attention_mask: torch.Tensor, kv_offset: int, kv_length: int) -> to
     """[batch, kv_length]: keys that a mask of positions does not reach are padding."""
     if attention_mask.ndim != 2 or attention_mask.dtype != torch.bool:
         wanted = "bool, of shape (batch, positions)"
-        raise ArgumentError(f"attention_mask must be {wanted}; got {shown(attention_mask.dtype)}, {tuple(attention_mask.shape)}")
+        raise counts.refused_error(f"attention_mask must be {wanted}; got {shown(attention_mask.dtype)}, {tuple(attention_mask.shape)}")
     missing = kv_offset + kv_length - attention_mask.shape[1]
     if missing > 0:
         attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))
@@ -87,12 +95,12 @@ def _of_keys(attention_mask: torch.Tensor, kv_offset: int, kv_length: int) -> to
 def _looked_at(padding: torch.Tensor, length: int | torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """The mask of keys, if one is needed, and if it hides the first keys of sequences alone, how many, int32 [batch]; of `length` keys."""
     beyond = torch.arange(padding.shape[1], device=padding.device) >= length
-    if (padding | beyond).all():
-        return None, None
     before = padding.cumsum(-1) == 0
-    if (padding | before | beyond).all():
-        return padding, before.sum(-1, dtype=torch.int32)
-    return padding, None
+    seen = padding | beyond
+    has_none, has_it_in_front = torch.stack((seen.all(), (seen | before).all())).tolist()  # one wait for both
+    if has_none:
+        return None, None
+    return padding, before.sum(-1, dtype=torch.int32) if has_it_in_front else None
 
 
 def _reaches_next_chunk(q_offset: int | torch.Tensor, kv_offset: int, chunk: int) -> bool:
