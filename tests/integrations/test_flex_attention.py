@@ -1,0 +1,168 @@
+"""FlexAttention's names: refusals, block masks beside PyTorch's own, and calls in the emulator."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.attention import flex_attention as theirs
+
+import flashgen
+from flashgen.codegen.errors import ArgumentError
+from flashgen.integrations import flex_attention as flex
+from tests.support.dense_attention import require_right
+
+Mod = Callable[..., Any]
+MASKS: dict[str, Mod] = {
+    "causal": lambda b, h, q, k: q >= k,
+    "near": lambda b, h, q, k: (q - k).abs() < 20,
+    "by-head": lambda b, h, q, k: (q >= k) | (h == 1),
+    "by-entry": lambda b, h, q, k: q + 30 * b >= k,
+}
+SIZES = [(None, None, 40, 70, 16), (2, 2, 64, 64, (16, 32)), (1, 2, 1, 300, 128)]
+LISTS = [f"{full}{which}_{what}" for full in ("", "full_") for which in ("kv", "q") for what in ("num_blocks", "indices")]
+
+
+@pytest.fixture(autouse=True)
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+
+
+def tensors(heads_q: int = 2, heads_kv: int = 2, len_q: int = 20, len_kv: int = 36) -> Any:
+    sizes = ((heads_q, len_q), (heads_kv, len_kv), (heads_kv, len_kv))
+    return [torch.randn(2, heads, length, 16).to(torch.bfloat16) for heads, length in sizes]
+
+
+def modified(score_mod: Mod | None, mask_mod: Mod | None) -> Callable[[torch.Tensor], torch.Tensor]:
+    def of_scores(scores: torch.Tensor) -> torch.Tensor:
+        at = [torch.arange(size).view([-1 if i == axis else 1 for i in range(4)]) for axis, size in enumerate(scores.shape)]
+        changed = scores if score_mod is None else score_mod(scores, *at)
+        return changed if mask_mod is None else changed.masked_fill(~mask_mod(*at), -torch.inf)
+
+    return of_scores
+
+
+def same_mask(found: Any, wanted: Any) -> None:
+    for name in LISTS:
+        one, other = getattr(found, name), getattr(wanted, name)
+        assert (one is None) is (other is None), name
+        assert one is None or (one.dtype == other.dtype and torch.equal(one, other)), name
+    assert (found.BLOCK_SIZE, found.seq_lengths, found.shape) == (wanted.BLOCK_SIZE, wanted.seq_lengths, wanted.shape)
+
+
+def test_names_and_parameters_are_pytorchs() -> None:
+    for name in ("flex_attention", "create_block_mask"):
+        ours, own = (list(inspect.signature(getattr(module, name)).parameters.values()) for module in (flex, theirs))
+        assert [(p.name, p.kind, p.default) for p in ours][: len(own)] == [(p.name, p.kind, p.default) for p in own]
+    assert set(theirs.__all__) <= set(flex.__all__)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"kernel_options": {"BLOCK_Q": 3}}, "kernel_options must be FlexAttention's, which are .*; got 'BLOCK_Q'"),
+        ({"kernel_options": 3}, "kernel_options must be a dict; got 3"),
+        ({"return_aux": flex.AuxRequest(max_scores=True)}, "return_aux must not ask for max_scores"),
+        ({"return_aux": flex.AuxRequest(lse=True), "return_lse": True}, "return_lse must be False beside return_aux"),
+        ({"block_mask": 3}, "block_mask must be .*; got 3"),
+        ({"score_mod": 3}, "score_mod must be .*; got 3"),
+    ],
+)
+def test_refusals(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        flex.flex_attention(*tensors(), **arguments)
+
+
+def test_heads_need_enable_gqa() -> None:
+    with pytest.raises(ValueError, match="key must have query's 2 heads, or enable_gqa must be True; got 1 heads"):
+        flex.flex_attention(*tensors(heads_kv=1))
+
+
+@pytest.mark.parametrize(("name", "value"), [("compute_dq_write_order", True), ("dq_kv_order", False)])
+def test_what_is_for_pytorchs_kernels_is_refused(name: str, value: bool) -> None:
+    with pytest.raises(ArgumentError, match=f"{name} must be left out"):
+        flex.create_block_mask(MASKS["causal"], 1, 1, 32, 32, "cpu", **{name: value})
+
+
+def test_a_block_mask_is_pytorchs() -> None:
+    for arguments in SIZES:
+        made = (module.create_block_mask(MASKS["causal"], *arguments[:4], "cpu", arguments[4]) for module in (flex, theirs))
+        same_mask(*made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MASKS)
+def test_all_block_masks_are_pytorchs(name: str) -> None:
+    for arguments in SIZES:
+        same_mask(*(module.create_block_mask(MASKS[name], *arguments[:4], "cpu", arguments[4]) for module in (flex, theirs)))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("separate_full_blocks" not in inspect.signature(theirs.create_block_mask).parameters, reason="needs PyTorch 2.13")
+def test_full_blocks_may_be_asked_in_too() -> None:
+    arguments = (MASKS["causal"], 1, 1, 40, 70, "cpu", 16)
+    same_mask(*(module.create_block_mask(*arguments, separate_full_blocks=False) for module in (flex, theirs)))
+
+
+def test_a_call() -> None:
+    def call(*given: Any) -> tuple[torch.Tensor, ...]:
+        options: Any = {"kernel_options": {"fwd_BLOCK_M": 64}, "return_aux": flex.AuxRequest(lse=True)}
+        out, aux = flex.flex_attention(*given, **options)
+        assert aux.max_scores is None
+        return out, aux.lse
+
+    require_right(call, tensors(), modified(None, None))
+    with torch.no_grad():
+        q, k, v = tensors()
+        both = flex.flex_attention(q, k, v, return_lse=True)
+        assert torch.equal(both[0], flex.flex_attention(q, k, v))
+        out, aux = flex.flex_attention(q, k, v, return_aux=flex.AuxRequest())
+        assert torch.equal(out, both[0])
+        assert aux == flex.AuxOutput()
+
+
+@pytest.mark.slow
+def test_results_and_gradients() -> None:
+    slopes = torch.tensor([0.3, 0.1])
+
+    def score_mod(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return score + slopes[h] * (q - k)
+
+    own = flashgen.block_mask(MASKS["near"], len_q=20, len_kv=36, device="cpu", block_size=16)
+    for mask in (flex.create_block_mask(MASKS["near"], None, None, 20, 36, "cpu", 16), own):
+        call = partial(flex.flex_attention, score_mod=score_mod, block_mask=mask, scale=0.5, enable_gqa=True, return_lse=True)
+        require_right(call, tensors(heads_kv=1), modified(score_mod, MASKS["near"]), 0.5, gradients=True)
+
+
+@pytest.mark.slow
+def test_one_entry_of_keys_for_all_and_queries_before_heads_in_memory() -> None:
+    q, k, v = tensors()
+    wanted = flex.flex_attention(q, k[:1].expand(2, -1, -1, -1), v[:1].expand(2, -1, -1, -1))
+    assert torch.equal(flex.flex_attention(q, k[:1], v[:1]), wanted)
+    leaves = q.requires_grad_(), k[:1].clone().requires_grad_(), v[:1].clone().requires_grad_()
+    found = torch.autograd.grad(flex.flex_attention(*leaves), leaves, torch.ones_like(wanted))
+    assert [gradient.shape for gradient in found] == [leaf.shape for leaf in leaves]
+    permuted = q.detach().transpose(1, 2).contiguous().transpose(1, 2)
+    out = flex.flex_attention(permuted, k, v)
+    assert out.transpose(1, 2).is_contiguous()
+    assert torch.equal(out, flex.flex_attention(q.detach(), k, v))
+
+
+@pytest.mark.slow
+def test_within_torch_compile() -> None:
+    q, k, v = tensors()
+    mask = flex.create_block_mask(MASKS["causal"], None, None, 20, 36, "cpu", 16)
+    compiled = torch.compile(flex.flex_attention, fullgraph=True, backend="eager")
+
+    def score_mod(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
+        return score * 1.5
+
+    with torch.no_grad():
+        both = [call(q, k, v, score_mod, mask, return_aux=flex.AuxRequest(lse=True)) for call in (compiled, flex.flex_attention)]
+    (out, aux), (wanted, wanted_aux) = both
+    assert torch.equal(out, wanted)
+    assert torch.equal(aux.lse, wanted_aux.lse)
