@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 from torch.nn.attention.flex_attention import (
     AuxOutput,
     AuxRequest,
@@ -28,6 +29,7 @@ from flashgen.codegen.errors import ArgumentError, shown
 from ..api import attention
 from ..launch.made_block_masks import ALL, PART, block_mask
 from ..launch.made_block_masks import BlockMask as MadeBlockMask
+from .renaming import by_other_names
 
 __all__ = [
     "AuxOutput",
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 _attention: Callable[..., Any] = attention  # whose overloads know no bool that is not known
+_NAMES = {"q": "query", "k": "key", "v": "value"}
 _OF_TRITON = {"num_warps", "num_stages", *FlexKernelOptions.__annotations__}
 
 
@@ -90,7 +93,12 @@ def flex_attention(
     if by_query:
         query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
     layout = "bshd" if by_query else "bhsd"
-    found = _attention(query, key, value, scale=scale, layout=layout, return_lse=wants_lse, score_mod=score_mod, block_mask=block_mask)
+    try:
+        found = _attention(query, key, value, scale=scale, layout=layout, return_lse=wants_lse, score_mod=score_mod, block_mask=block_mask)
+    except ArgumentError as error:
+        if is_compiling():  # a tracer knows the error by its class
+            raise
+        raise by_other_names(error, _NAMES) from error
     out, lse = found if wants_lse else (found, None)
     if by_query:
         out = out.transpose(1, 2)

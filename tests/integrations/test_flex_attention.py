@@ -77,6 +77,12 @@ def test_refusals(arguments: dict[str, Any], message: str) -> None:
         flex.flex_attention(*tensors(), **arguments)
 
 
+def test_dtypes_are_named() -> None:
+    q, k, v = tensors()
+    with pytest.raises(ArgumentError, match=r"^query must be torch.bfloat16 or torch.float16; got torch.float32"):
+        flex.flex_attention(q.float(), k, v)
+
+
 def test_heads_need_enable_gqa() -> None:
     with pytest.raises(ValueError, match="key must have query's 2 heads, or enable_gqa must be True; got 1 heads"):
         flex.flex_attention(*tensors(heads_kv=1))
