@@ -1,0 +1,239 @@
+"""What xformers' biases are in flashgen's calls: dense ones, packed sequences and caches.
+
+A class is looked up by itself, never by what it derives from: one that is not known here may mean anything, and is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import add, gt
+from types import NoneType
+from typing import Any, NamedTuple
+
+import torch
+from xformers.ops.fmha import attn_bias as biases
+
+from flashgen.codegen.errors import ArgumentError, shown
+
+from ..api import attention
+from ..kvcache import attention_with_kvcache
+from ..varlen import attention_varlen
+
+
+class Asked(NamedTuple):
+    """A call with query, key and value of [batch, length, heads, head_dim]."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    bias: Any
+    p: float
+    scale: float | None
+    return_lse: bool
+
+    @property
+    def wants_gradients(self) -> bool:
+        """Of tensors: no class with blocks has one of biases."""
+        return torch.is_grad_enabled() and (self.q.requires_grad or self.k.requires_grad or self.v.requires_grad)
+
+
+Options = dict[str, Any]  # keywords of flashgen's calls
+Route = Callable[[Asked, Options], tuple[Any, Any]]  # -> out [batch, len_q, heads, head_dim_v] and, if wanted, lse [batch, heads, len_q]
+_attention: Callable[..., Any] = attention  # whose overloads know no bool that is not known
+_with_kvcache: Callable[..., Any] = attention_with_kvcache
+
+
+def route_of(bias: Any, rank: int, q: torch.Tensor, k: torch.Tensor) -> tuple[Route, Options]:
+    """Which call a bias makes of one with inputs of so many dimensions, and its keywords. Raises ArgumentError for unknown biases."""
+    kind = type(bias)
+    if kind is NoneType:
+        return _dense, {}
+    if isinstance(bias, torch.Tensor):
+        return _dense, {"bias": _by_heads(bias, rank)}
+    if kind is biases.LowerTriangularMask:
+        return _dense, {"causal": _top_left(q, k)}
+    if kind is biases.LowerTriangularMaskWithTensorBias:
+        return _dense, {"causal": _top_left(q, k), "bias": _by_heads(bias._bias, rank)}
+    known = _ROUTES.get(kind)
+    if known is None:
+        names = ", ".join(sorted(known.__name__ for known in _ROUTES))
+        wanted = f"None, a tensor, LowerTriangularMask, LowerTriangularMaskWithTensorBias or one of {names}"
+        raise ArgumentError(f"attn_bias must be {wanted}, of which no class may derive; got {shown(bias)}")
+    route, options = known
+    if route is not _dense:
+        _require_room(bias, q, k)
+    return route, options(bias)
+
+
+def _require_room(bias: Any, q: torch.Tensor, k: torch.Tensor) -> None:
+    """Raises ArgumentError for blocks that query or key have no room for."""
+    name = type(bias).__name__
+    if q.shape[0] != 1 or k.shape[0] != 1:
+        raise ArgumentError(
+            f"query and key must have a batch of 1 beside {name}, whose blocks are sequences; got {q.shape[0]} and {k.shape[0]}"
+        )
+    for what, of, tensor in (("query", bias.q_seqinfo, q), ("key", bias.k_seqinfo, k)):
+        if of.seqstart_py[-1] > tensor.shape[1]:  # of pages it says nothing about keys, and is small
+            raise ArgumentError(f"attn_bias must have blocks within {what}'s {tensor.shape[1]} tokens; got {of.seqstart_py[-1]}")
+
+
+def _top_left(q: torch.Tensor, k: torch.Tensor) -> bool | str:
+    return True if q.shape[1] == k.shape[1] else "top_left"
+
+
+def _by_heads(bias: torch.Tensor, rank: int) -> torch.Tensor:
+    """[batch, heads, len_q, len_kv]."""
+    if bias.ndim != rank or not bias.dtype.is_floating_point:
+        raise ArgumentError(
+            f"attn_bias must have query's {rank} dimensions and be added to scores; got {bias.dtype} of {tuple(bias.shape)}"
+        )
+    return bias if rank == 4 else bias.unsqueeze(1) if rank == 3 else bias.flatten(1, 2)
+
+
+def _dense(asked: Asked, options: Options) -> tuple[Any, Any]:
+    q, k, v, _, p, scale, return_lse = asked
+    found = _attention(q, k, v, dropout_p=p, scale=scale, return_lse=return_lse, **options)
+    return found if return_lse else (found, None)
+
+
+def _packed(asked: Asked, options: Options, used: torch.Tensor | None = None) -> tuple[Any, Any]:
+    """Blocks are sequences; `used`: how many keys of each."""
+    q, k, v, bias, p, scale, return_lse = asked
+    of_q, of_kv = bias.q_seqinfo, bias.k_seqinfo
+    found = attention_varlen(
+        q[0],
+        k[0],
+        v[0],
+        cu_seqlens_q=of_q.seqstart,
+        cu_seqlens_kv=of_kv.seqstart,
+        max_seqlen_q=of_q.max_seqlen,
+        max_seqlen_kv=of_kv.max_seqlen,
+        seqused_kv=used,
+        dropout_p=p,
+        scale=scale,
+        return_lse=return_lse,
+        **options,
+    )
+    return (found[0].unsqueeze(0), found[1].unsqueeze(0)) if return_lse else (found.unsqueeze(0), None)
+
+
+def _padded(asked: Asked, options: Options) -> tuple[Any, Any]:
+    """Each sequence has room for as many keys: a cache, where nobody wants gradients and all sequences have as many queries."""
+    of_kv = asked.bias.k_seqinfo
+    if asked.p or not _is_even(asked) or asked.wants_gradients:
+        return _packed(asked, options, of_kv.seqlen)
+    room = len(of_kv.seqlen_py), of_kv.padding
+    return _cached(asked, options, asked.k[0].unflatten(0, room), asked.v[0].unflatten(0, room), cache_seqlens=of_kv.seqlen)
+
+
+def _gappy(asked: Asked, options: Options) -> tuple[Any, Any]:
+    """Sequences have their keys anywhere: all of them share a cache, and begin behind what is padding to them."""
+    of_kv = asked.bias.k_seqinfo
+    if asked.p or not _is_even(asked) or asked.wants_gradients:
+        starts = of_kv.seqstart_py
+        if not any(map(gt, map(add, starts, of_kv.seqlen_py), starts[1:])):
+            return _packed(asked, options, of_kv.seqlen)
+        _require_cache(asked, "whose keys overlap")
+    firsts, batch = of_kv.seqstart[:-1], len(of_kv.seqlen_py)
+    k, v = asked.k.expand(batch, -1, -1, -1), asked.v.expand(batch, -1, -1, -1)
+    return _cached(asked, options, k, v, cache_seqlens=firsts + of_kv.seqlen, cache_leftpad=firsts)
+
+
+def _paged(asked: Asked, options: Options) -> tuple[Any, Any]:
+    _require_cache(asked, "whose keys are in pages")
+    bias = asked.bias
+    pages = -1, bias.page_size
+    where = {"cache_seqlens": bias.k_seqinfo.seqlen, "block_table": bias.block_tables}
+    if isinstance(bias, biases.PagedBlockDiagonalGappyKeysMask):
+        where["cache_leftpad"] = bias.k_seqinfo.seqstart[:-1]
+    return _cached(asked, options, asked.k[0].unflatten(0, pages), asked.v[0].unflatten(0, pages), **where)
+
+
+def _require_cache(asked: Asked, why: str) -> None:
+    """Raises ArgumentError for a call that a cache cannot compute."""
+    name = type(asked.bias).__name__
+    if asked.p:
+        raise ArgumentError(f"p must be 0 beside {name}, {why}: caches are for inference; got {asked.p}")
+    if asked.wants_gradients:
+        raise ArgumentError(f"attn_bias must not be a {name}, {why}, where gradients are asked for: torch.no_grad() asks for none")
+
+
+def _is_even(asked: Asked) -> bool:
+    """Whether all sequences have as many queries."""
+    of_q = asked.bias.q_seqinfo
+    longest: int = of_q.max_seqlen
+    return bool(of_q.min_seqlen == longest) and longest * (len(of_q.seqstart_py) - 1) == asked.q.shape[1]
+
+
+def _cached(asked: Asked, options: Options, k: torch.Tensor, v: torch.Tensor, **where: torch.Tensor) -> tuple[Any, Any]:
+    """Of keys in a cache. Sequences with fewer queries than the longest get others before them, whose results nobody takes."""
+    of_q, q = asked.bias.q_seqinfo, asked.q[0]
+    longest, ends = of_q.max_seqlen, of_q.seqstart[1:]
+    is_even = _is_even(asked)
+    if is_even:
+        q = q.unflatten(0, (ends.shape[0], longest))
+    else:
+        from_end = torch.arange(-longest, 0, device=q.device)
+        q = q[(ends[:, None] + from_end).clamp_(min=0)]
+    found = _with_kvcache(q, k, v, scale=asked.scale, return_lse=asked.return_lse, **where, **options)
+    out, lse = found if asked.return_lse else (found, None)
+    if is_even:
+        return out.flatten(0, 1).unsqueeze(0), lse if lse is None else lse.transpose(0, 1).flatten(1).unsqueeze(0)
+    token = torch.arange(asked.q.shape[1], device=q.device)
+    sequence = torch.searchsorted(ends, token, right=True).clamp_(max=ends.shape[0] - 1)
+    row = (token - ends[sequence] + longest).clamp_(max=longest - 1)
+    return out[sequence, row].unsqueeze(0), lse if lse is None else lse[sequence, :, row].T.unsqueeze(0)
+
+
+def _all(bias: Any) -> Options:
+    return {}
+
+
+def _causal(bias: Any) -> Options:
+    return {"causal": True}
+
+
+def _within(bias: Any) -> Options:
+    return {"window": (bias.window_left, bias.window_right)}
+
+
+def _last(bias: Any) -> Options:
+    return {"window": (bias._window_size - 1, 0)}
+
+
+def _at_or_before(batch: Any, head: Any, query: Any, key: Any) -> Any:
+    return query >= key
+
+
+def _causal_top_left(bias: Any) -> Options:
+    """Queries and keys have the same boundaries if these are one object; lengths in memory may change in a graph's replays."""
+    return {"causal": True} if bias.q_seqinfo is bias.k_seqinfo else {"mask_mod": _at_or_before}
+
+
+def _last_top_left(bias: Any) -> Options:
+    size = bias._window_size
+    if bias.q_seqinfo is bias.k_seqinfo:
+        return {"window": (size - 1, 0)}
+    return {"mask_mod": lambda batch, head, query, key: (query >= key) & (query - key < size)}
+
+
+_ROUTES: dict[type, tuple[Route, Callable[[Any], Options]]] = {
+    biases.LowerTriangularFromBottomRightMask: (_dense, _causal),
+    biases.LowerTriangularFromBottomRightLocalAttentionMask: (_dense, _last),
+    biases.LocalAttentionFromBottomRightMask: (_dense, _within),
+    biases.BlockDiagonalMask: (_packed, _all),
+    biases.BlockDiagonalCausalMask: (_packed, _causal_top_left),
+    biases.BlockDiagonalCausalFromBottomRightMask: (_packed, _causal),
+    biases.BlockDiagonalCausalLocalAttentionMask: (_packed, _last_top_left),
+    biases.BlockDiagonalCausalLocalAttentionFromBottomRightMask: (_packed, _last),
+    biases.BlockDiagonalPaddedKeysMask: (_padded, _all),
+    biases.BlockDiagonalCausalWithOffsetPaddedKeysMask: (_padded, _causal),
+    biases.BlockDiagonalLocalAttentionPaddedKeysMask: (_padded, _within),
+    biases.BlockDiagonalCausalLocalAttentionPaddedKeysMask: (_padded, _last),
+    biases.BlockDiagonalGappyKeysMask: (_gappy, _all),
+    biases.BlockDiagonalCausalWithOffsetGappyKeysMask: (_gappy, _causal),
+    biases.PagedBlockDiagonalPaddedKeysMask: (_paged, _all),
+    biases.PagedBlockDiagonalCausalWithOffsetPaddedKeysMask: (_paged, _causal),
+    biases.PagedBlockDiagonalGappyKeysMask: (_paged, _all),
+    biases.PagedBlockDiagonalCausalWithOffsetGappyKeysMask: (_paged, _causal),
+}
