@@ -115,10 +115,7 @@ def _call(
     if output_dtype is not None and output_dtype != query.dtype:
         raise ArgumentError(f"output_dtype must be None or query's dtype {query.dtype}; got {shown(output_dtype)}")
     rank = query.ndim
-    if rank == 4:
-        q, k, v = query, key, value
-    else:
-        q, k, v = _by_heads(query, key, value)
+    q, k, v = _by_heads(query, key, value)
     route, options = route_of(attn_bias, rank, q, k)
     try:
         out, lse = route(Asked(q, k, v, attn_bias, float(p), scale, return_lse), options)
@@ -133,26 +130,29 @@ def _call(
 
 
 def _by_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """[batch, length, heads, head_dim] of tensors without heads or with groups of them. Raises ArgumentError."""
+    """[batch, length, heads, head_dim] of tensors with heads, without or with groups of them. Raises ArgumentError."""
     rank = query.ndim
-    if rank not in (3, 5) or not rank == key.ndim == value.ndim:
+    if not rank == key.ndim == value.ndim or rank not in (3, 4, 5):
         dims = [tensor.ndim for tensor in (query, key, value)]
         raise ArgumentError(f"query, key and value must all have 3, 4 or 5 dimensions; got {dims}")
+    if rank == 4:
+        is_one = _is_expanded(key, 2) and _is_expanded(value, 2)
+        return (query, key[:, :, :1], value[:, :, :1]) if is_one else (query, key, value)
     if rank == 3:
         return query.unsqueeze(2), key.unsqueeze(2), value.unsqueeze(2)
     if not query.shape[2:4] == key.shape[2:4] == value.shape[2:4]:
         shapes = [tuple(tensor.shape[2:4]) for tensor in (query, key, value)]
         raise ArgumentError(f"key and value must have query's groups and heads, expanded along the heads of a group; got {shapes}")
-    if _is_expanded(key) and _is_expanded(value):
+    if _is_expanded(key, 3) and _is_expanded(value, 3):
         return query.flatten(2, 3), key.select(3, 0), value.select(3, 0)
     return query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3)
 
 
-def _is_expanded(tensor: torch.Tensor) -> bool:
-    """Whether the heads of a group are one head in memory, and nobody asks for the gradient of each."""
-    if tensor.shape[3] == 1:
-        return True
-    return tensor.stride(3) == 0 and (not tensor.requires_grad or not (tensor.is_leaf or tensor.retains_grad))
+def _is_expanded(tensor: torch.Tensor, axis: int) -> bool:
+    """Whether heads along this axis are one head in memory, and nobody asks for the gradient of each."""
+    if tensor.stride(axis) or tensor.shape[axis] == 1:
+        return False
+    return not tensor.requires_grad or not (tensor.is_leaf or tensor.retains_grad)
 
 
 _REPLACED: dict[str, Callable[..., Any]] = {

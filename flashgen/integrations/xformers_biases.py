@@ -67,14 +67,15 @@ def route_of(bias: Any, rank: int, q: torch.Tensor, k: torch.Tensor) -> tuple[Ro
 
 def _require_room(bias: Any, q: torch.Tensor, k: torch.Tensor) -> None:
     """Raises ArgumentError for blocks that query or key have no room for."""
-    name = type(bias).__name__
-    if q.shape[0] != 1 or k.shape[0] != 1:
-        raise ArgumentError(
-            f"query and key must have a batch of 1 beside {name}, whose blocks are sequences; got {q.shape[0]} and {k.shape[0]}"
-        )
-    for what, of, tensor in (("query", bias.q_seqinfo, q), ("key", bias.k_seqinfo, k)):
-        if of.seqstart_py[-1] > tensor.shape[1]:  # of pages it says nothing about keys, and is small
-            raise ArgumentError(f"attn_bias must have blocks within {what}'s {tensor.shape[1]} tokens; got {of.seqstart_py[-1]}")
+    (batch_q, len_q, *_), (batch_kv, len_kv, *_) = q.shape, k.shape
+    if not batch_q == batch_kv == 1:
+        blocks = f"{type(bias).__name__}, whose blocks are sequences"
+        raise ArgumentError(f"query and key must have a batch of 1 beside {blocks}; got {batch_q} and {batch_kv}")
+    last_q, last_kv = bias.q_seqinfo.seqstart_py[-1], bias.k_seqinfo.seqstart_py[-1]
+    if last_q > len_q:
+        raise ArgumentError(f"attn_bias must have blocks within query's {len_q} tokens; got {last_q}")
+    if last_kv > len_kv and not hasattr(bias, "block_tables"):
+        raise ArgumentError(f"attn_bias must have blocks within key's {len_kv} tokens; got {last_kv}")
 
 
 def _top_left(q: torch.Tensor, k: torch.Tensor) -> bool | str:
@@ -122,31 +123,36 @@ def _padded(asked: Asked, options: Options) -> tuple[Any, Any]:
     of_kv = asked.bias.k_seqinfo
     if asked.p or not _is_even(asked) or asked.wants_gradients:
         return _packed(asked, options, of_kv.seqlen)
-    room = len(of_kv.seqlen_py), of_kv.padding
-    return _cached(asked, options, asked.k[0].unflatten(0, room), asked.v[0].unflatten(0, room), cache_seqlens=of_kv.seqlen)
+    batch, padding = len(of_kv.seqlen_py), of_kv.padding
+    return _cached(asked, options, True, _divided(asked.k, batch, padding), _divided(asked.v, batch, padding), cache_seqlens=of_kv.seqlen)
 
 
 def _gappy(asked: Asked, options: Options) -> tuple[Any, Any]:
     """Sequences have their keys anywhere: all of them share a cache, and begin behind what is padding to them."""
-    of_kv = asked.bias.k_seqinfo
-    if asked.p or not _is_even(asked) or asked.wants_gradients:
+    of_kv, is_even = asked.bias.k_seqinfo, _is_even(asked)
+    if asked.p or not is_even or asked.wants_gradients:
         starts = of_kv.seqstart_py
         if not any(map(gt, map(add, starts, of_kv.seqlen_py), starts[1:])):
             return _packed(asked, options, of_kv.seqlen)
         _require_cache(asked, "whose keys overlap")
     firsts, batch = of_kv.seqstart[:-1], len(of_kv.seqlen_py)
     k, v = asked.k.expand(batch, -1, -1, -1), asked.v.expand(batch, -1, -1, -1)
-    return _cached(asked, options, k, v, cache_seqlens=firsts + of_kv.seqlen, cache_leftpad=firsts)
+    return _cached(asked, options, is_even, k, v, cache_seqlens=firsts + of_kv.seqlen, cache_leftpad=firsts)
 
 
 def _paged(asked: Asked, options: Options) -> tuple[Any, Any]:
     _require_cache(asked, "whose keys are in pages")
     bias = asked.bias
-    pages = -1, bias.page_size
     where = {"cache_seqlens": bias.k_seqinfo.seqlen, "block_table": bias.block_tables}
     if isinstance(bias, biases.PagedBlockDiagonalGappyKeysMask):
         where["cache_leftpad"] = bias.k_seqinfo.seqstart[:-1]
-    return _cached(asked, options, asked.k[0].unflatten(0, pages), asked.v[0].unflatten(0, pages), **where)
+    k, v = _divided(asked.k, -1, bias.page_size), _divided(asked.v, -1, bias.page_size)
+    return _cached(asked, options, _is_even(asked), k, v, **where)
+
+
+def _divided(tensor: torch.Tensor, parts: int, size: int) -> torch.Tensor:
+    """[parts, size, heads, head_dim] of [1, tokens, heads, head_dim]."""
+    return tensor.view(parts, size, tensor.shape[2], tensor.shape[3])
 
 
 def _require_cache(asked: Asked, why: str) -> None:
@@ -165,20 +171,20 @@ def _is_even(asked: Asked) -> bool:
     return bool(of_q.min_seqlen == longest) and longest * (len(of_q.seqstart_py) - 1) == asked.q.shape[1]
 
 
-def _cached(asked: Asked, options: Options, k: torch.Tensor, v: torch.Tensor, **where: torch.Tensor) -> tuple[Any, Any]:
+def _cached(asked: Asked, options: Options, is_even: bool, k: torch.Tensor, v: torch.Tensor, **where: torch.Tensor) -> tuple[Any, Any]:
     """Of keys in a cache. Sequences with fewer queries than the longest get others before them, whose results nobody takes."""
-    of_q, q = asked.bias.q_seqinfo, asked.q[0]
-    longest, ends = of_q.max_seqlen, of_q.seqstart[1:]
-    is_even = _is_even(asked)
+    of_q, q = asked.bias.q_seqinfo, asked.q
+    longest = of_q.max_seqlen
     if is_even:
-        q = q.unflatten(0, (ends.shape[0], longest))
+        q = _divided(q, len(of_q.seqstart_py) - 1, longest)
     else:
-        from_end = torch.arange(-longest, 0, device=q.device)
-        q = q[(ends[:, None] + from_end).clamp_(min=0)]
+        ends = of_q.seqstart[1:]
+        q = q[0, (ends[:, None] + torch.arange(-longest, 0, device=q.device)).clamp_(min=0)]
     found = _with_kvcache(q, k, v, scale=asked.scale, return_lse=asked.return_lse, **where, **options)
     out, lse = found if asked.return_lse else (found, None)
     if is_even:
-        return out.flatten(0, 1).unsqueeze(0), lse if lse is None else lse.transpose(0, 1).flatten(1).unsqueeze(0)
+        out = out.view(1, -1, out.shape[2], out.shape[3])
+        return out, lse if lse is None else lse.transpose(0, 1).flatten(1).unsqueeze(0)
     token = torch.arange(asked.q.shape[1], device=q.device)
     sequence = torch.searchsorted(ends, token, right=True).clamp_(max=ends.shape[0] - 1)
     row = (token - ends[sequence] + longest).clamp_(max=longest - 1)

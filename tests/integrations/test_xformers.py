@@ -206,6 +206,9 @@ def test_without_heads_and_in_groups() -> None:
     out, lse = xformers.memory_efficient_attention_forward_requires_grad(*groups)
     assert torch.equal(out, wanted.unflatten(2, (2, 2)))
     assert lse.shape == (1, 2, 2, 20)
+    single = [tensor[:, :, :1].expand(-1, -1, 4, -1) for tensor in (k, v)]
+    whole = xformers.memory_efficient_attention(q, *(tensor.contiguous() for tensor in single))
+    assert torch.equal(xformers.memory_efficient_attention(q, *single), whole)
     one = [tensor[:, :, :2, None].expand(-1, -1, -1, 2, -1) for tensor in (k, v)]
     shared = xformers.memory_efficient_attention(groups[0], *one)
     apart = xformers.memory_efficient_attention(groups[0], *(tensor.contiguous() for tensor in one))
