@@ -1,0 +1,123 @@
+"""What the adapters to FlexAttention, xformers and diffusers cost the CPU over the calls of flashgen that they make.
+
+    python -m tools.adapter_overhead --gpu
+    python -m tools.adapter_overhead --rounds 31
+
+With --gpu on the machine's GPU; without, on a made-up driver, as in modifier_overhead.py. Libraries that are not here are left out. The
+thread knows the signature of every call: 2 sequences of 128 tokens, 8 heads, head_dim 64, bf16; caches have one query. In each round every
+kind of call runs in turn: microseconds, the median of rounds of flashgen's call, and of what the adapter's has more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flashgen import attention, attention_varlen, attention_with_kvcache
+from flashgen.integrations import flex_attention as flex
+
+from .modifier_overhead import WARM_UP, measured, pretend
+
+BATCH, LENGTH, HEADS, HEAD_DIM = 2, 128, 8, 64
+Pair = tuple[Callable[[], object], Callable[[], object]]
+
+
+def of_flex(device: str) -> dict[str, Pair]:
+    """The adapter's call and flashgen's, by what they are."""
+    q = torch.zeros(BATCH, HEADS, LENGTH, HEAD_DIM, device=device, dtype=torch.bfloat16)
+    rows = torch.zeros(BATCH, LENGTH, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
+    by_query, aux = rows.transpose(1, 2), flex.AuxRequest(lse=True)
+
+    def score_mod(score: Any, b: Any, h: Any, query: Any, key: Any) -> Any:
+        return score * 1.5
+
+    return {
+        "flex": (lambda: flex.flex_attention(q, q, q), lambda: attention(q, q, q, layout="bhsd")),
+        "flex, score_mod, lse": (
+            lambda: flex.flex_attention(q, q, q, score_mod, return_aux=aux),
+            lambda: attention(q, q, q, layout="bhsd", score_mod=score_mod, return_lse=True),
+        ),
+        "flex, transposed": (lambda: flex.flex_attention(by_query, by_query, by_query), lambda: attention(rows, rows, rows)),
+    }
+
+
+def of_xformers(device: str) -> dict[str, Pair]:
+    """The same of xformers."""
+    from xformers.ops.fmha import attn_bias as biases
+
+    from flashgen.integrations.xformers import memory_efficient_attention
+
+    q = torch.zeros(BATCH, LENGTH, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
+    flat = q.flatten(0, 1)
+    packed, one = flat[None], q[None, :, 0]
+    causal = biases.LowerTriangularMask()
+    blocks = biases.BlockDiagonalMask.from_seqlens([LENGTH] * BATCH, device=torch.device(device)).make_causal()
+    padded = biases.BlockDiagonalCausalWithOffsetPaddedKeysMask.from_seqlens(
+        [1] * BATCH, LENGTH, [LENGTH] * BATCH, device=torch.device(device)
+    )
+    ends, used = blocks.q_seqinfo.seqstart, padded.k_seqinfo.seqlen
+    where = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": LENGTH, "max_seqlen_kv": LENGTH}
+    each = q[:, :1]
+    return {
+        "xformers": (lambda: memory_efficient_attention(q, q, q), lambda: attention(q, q, q)),
+        "xformers, causal": (lambda: memory_efficient_attention(q, q, q, causal), lambda: attention(q, q, q, causal=True)),
+        "xformers, blocks": (
+            lambda: memory_efficient_attention(packed, packed, packed, blocks),
+            lambda: attention_varlen(flat, flat, flat, causal=True, **where),
+        ),
+        "xformers, padded keys": (
+            lambda: memory_efficient_attention(one, packed, packed, padded),
+            lambda: attention_with_kvcache(each, q, q, cache_seqlens=used, causal=True),
+        ),
+    }
+
+
+def of_diffusers(device: str) -> dict[str, Pair]:
+    """The same of diffusers."""
+    from flashgen.integrations.diffusers import attention_of_backend
+
+    q = torch.zeros(BATCH, LENGTH, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
+    seen = torch.ones(BATCH, LENGTH, device=device, dtype=torch.bool)
+    return {
+        "diffusers": (lambda: attention_of_backend(q, q, q), lambda: attention(q, q, q)),
+        "diffusers, keys": (lambda: attention_of_backend(q, q, q, seen), lambda: attention(q, q, q, mask=seen[:, None, None])),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """See the module's docstring."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--calls", type=int, default=200, help="calls in a row of each kind")
+    parser.add_argument("--gpu", action="store_true", help="call on this machine's GPU")
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
+        if options.gpu:
+            os.environ["FLASHGEN_CACHE_DIR"] = folder
+        else:
+            pretend(Path(folder))
+        pairs: dict[str, Pair] = {}
+        for made in (of_flex, of_xformers, of_diffusers):
+            try:
+                pairs |= made("cuda" if options.gpu else "cpu")
+            except ImportError as error:
+                print(f"left out: {error}")
+        calls = {name + side: call for name, both in pairs.items() for side, call in zip((" adapter", " flashgen"), both, strict=True)}
+        for call in calls.values():
+            for _ in range(WARM_UP):
+                call()
+        times = measured(calls, options.rounds, options.calls)
+        for name in pairs:
+            more = [adapter - own for adapter, own in zip(times[f"{name} adapter"], times[f"{name} flashgen"], strict=True)]
+            print(f"{name:22} flashgen {statistics.median(times[f'{name} flashgen']):7.2f}  more {statistics.median(more):6.2f}")
+
+
+if __name__ == "__main__":
+    main()
