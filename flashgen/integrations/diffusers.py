@@ -87,13 +87,14 @@ def register() -> None:
 
     diffusers has its backends as members of an enumeration: this adds one.
     """
-    names = attention_dispatch.AttentionBackendName
+    names, name = attention_dispatch.AttentionBackendName, NAME.upper()
     if NAME in names._value2member_map_:
         return
     member = str.__new__(names, NAME)
-    member._name_, member._value_ = NAME.upper(), NAME
-    names._member_map_[NAME.upper()] = names._value2member_map_[NAME] = member
-    names._member_names_.append(NAME.upper())
+    member._name_, member._value_ = name, NAME
+    setattr(names, name, member)
+    names._member_map_[name] = names._value2member_map_[NAME] = member
+    names._member_names_.append(name)
     attention_dispatch._AttentionBackendRegistry.register(member)(attention_of_backend)
 
 
@@ -103,8 +104,10 @@ def unregister() -> None:
     member = names._value2member_map_.pop(NAME, None)
     if member is None:
         return
-    del names._member_map_[NAME.upper()]
-    names._member_names_.remove(NAME.upper())
+    name = member.name
+    del names._member_map_[name]
+    delattr(names, name)
+    names._member_names_.remove(name)
     for kept in (registry._backends, registry._constraints, registry._supported_arg_names):
         kept.pop(member, None)
     if registry._active_backend == NAME:
