@@ -151,8 +151,12 @@ def _paged(asked: Asked, options: Options) -> tuple[Any, Any]:
 
 
 def _divided(tensor: torch.Tensor, parts: int, size: int) -> torch.Tensor:
-    """[parts, size, heads, head_dim] of [1, tokens, heads, head_dim]."""
-    return tensor.view(parts, size, tensor.shape[2], tensor.shape[3])
+    """[parts, size, heads, head_dim] of [1, tokens, heads, head_dim]. Raises ArgumentError for other tokens."""
+    try:
+        return tensor.view(parts, size, tensor.shape[2], tensor.shape[3])
+    except RuntimeError as error:
+        whole = f"pages of {size}" if parts < 0 else f"{parts} times its padding of {size}"
+        raise ArgumentError(f"key and value must have as many tokens as attn_bias says, {whole}; got {tensor.shape[1]}") from error
 
 
 def _require_cache(asked: Asked, why: str) -> None:

@@ -52,13 +52,15 @@ def modified(score_mod: Mod | None, mask_mod: Mod | None) -> Callable[[torch.Ten
     return of_scores
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("mod", MODS)
+@pytest.mark.parametrize(
+    ("mod", "mask"),
+    [("none", "none"), ("none", "causal"), ("relative", "window"), ("slopes", "documents"), ("cap", "by-entry"), ("half", "by-head")],
+)
 def test_flex_attention(mod: str, mask: str) -> None:
     draw = random.Random(f"{mod} {mask}")
     torch.manual_seed(draw.randrange(1000))
     score_mod, mask_mod = MODS[mod], MASKS[mask]
-    for compiled in (False, False, mod == "half"):
+    for compiled in (False, True):
         dtype, (heads_q, heads_kv) = draw.choice((torch.bfloat16, torch.float16)), draw.choice(((4, 4), (4, 2), (6, 1)))
         batch, len_q, len_kv = draw.randint(1, 3), draw.randint(1, 900), draw.randint(1, 900)
         shapes = (heads_q, len_q), (heads_kv, len_kv), (heads_kv, len_kv)

@@ -188,6 +188,9 @@ def test_shapes_dtypes_and_gradients_of_pages_are_refused() -> None:
         xformers.memory_efficient_attention(q.float(), k.float(), v.float())
     with pytest.raises(ArgumentError, match=r"attn_bias must not be a PagedBlockDiagonalPaddedKeysMask, .* gradients"):
         xformers.memory_efficient_attention(q.requires_grad_(), k, v, paged(biases.PagedBlockDiagonalPaddedKeysMask))
+    more = k.repeat(1, 2, 1, 1)[:, :80]
+    with pytest.raises(ArgumentError, match=r"key and value must have as many tokens .*, 4 times its padding of 16; got 80"):
+        xformers.memory_efficient_attention(q.detach(), more, more, padded(biases.BlockDiagonalPaddedKeysMask))
     with pytest.raises(ArgumentError, match="query and key must have a batch of 1 beside BlockDiagonalMask"):
         xformers.memory_efficient_attention(q.expand(2, -1, -1, -1), k, v, blocks())
 
