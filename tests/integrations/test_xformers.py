@@ -255,3 +255,14 @@ def test_install_and_uninstall() -> None:
     xformers.uninstall()
     assert before == {(module, name): getattr(module, name, None) for module in modules for name in names}
     xformers.uninstall()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "bias", [None, biases.LowerTriangularMask(), blocks([9, 11], [20, 28]).make_causal()], ids=["none", "causal", "blocks"]
+)
+def test_within_torch_compile(bias: Any) -> None:
+    q, k, v = (tensor.transpose(1, 2) for tensor in tensors())
+    compiled = torch.compile(xformers.memory_efficient_attention, fullgraph=True, backend="eager")
+    with torch.no_grad():
+        assert torch.equal(compiled(q, k, v, bias), xformers.memory_efficient_attention(q, k, v, bias))
