@@ -120,11 +120,12 @@ def _packed(asked: Asked, options: Options, used: torch.Tensor | None = None) ->
 
 def _padded(asked: Asked, options: Options) -> tuple[Any, Any]:
     """Each sequence has room for as many keys: a cache, where nobody wants gradients and all sequences have as many queries."""
-    of_kv = asked.bias.k_seqinfo
-    if asked.p or not _is_even(asked) or asked.wants_gradients:
+    _, k, v, bias, p, *_ = asked
+    of_kv = bias.k_seqinfo
+    if p or not _is_even(asked) or asked.wants_gradients:
         return _packed(asked, options, of_kv.seqlen)
     batch, padding = len(of_kv.seqlen_py), of_kv.padding
-    return _cached(asked, options, True, _divided(asked.k, batch, padding), _divided(asked.v, batch, padding), cache_seqlens=of_kv.seqlen)
+    return _cached(asked, options, True, _divided(k, batch, padding), _divided(v, batch, padding), cache_seqlens=of_kv.seqlen)
 
 
 def _gappy(asked: Asked, options: Options) -> tuple[Any, Any]:
@@ -153,7 +154,7 @@ def _paged(asked: Asked, options: Options) -> tuple[Any, Any]:
 def _divided(tensor: torch.Tensor, parts: int, size: int) -> torch.Tensor:
     """[parts, size, heads, head_dim] of [1, tokens, heads, head_dim]. Raises ArgumentError for other tokens."""
     try:
-        return tensor.view(parts, size, tensor.shape[2], tensor.shape[3])
+        return tensor.view(parts, size, *tensor.shape[2:])
     except RuntimeError as error:
         whole = f"pages of {size}" if parts < 0 else f"{parts} times its padding of {size}"
         raise ArgumentError(f"key and value must have as many tokens as attn_bias says, {whole}; got {tensor.shape[1]}") from error
@@ -171,21 +172,22 @@ def _require_cache(asked: Asked, why: str) -> None:
 def _is_even(asked: Asked) -> bool:
     """Whether all sequences have as many queries."""
     of_q = asked.bias.q_seqinfo
-    longest: int = of_q.max_seqlen
-    return bool(of_q.min_seqlen == longest) and longest * (len(of_q.seqstart_py) - 1) == asked.q.shape[1]
+    longest = of_q.max_seqlen
+    return bool(of_q.min_seqlen == longest and longest * (len(of_q.seqstart_py) - 1) == asked.q.shape[1])
 
 
 def _cached(asked: Asked, options: Options, is_even: bool, k: torch.Tensor, v: torch.Tensor, **where: torch.Tensor) -> tuple[Any, Any]:
     """Of keys in a cache. Sequences with fewer queries than the longest get others before them, whose results nobody takes."""
-    of_q, q = asked.bias.q_seqinfo, asked.q
+    q, _, _, bias, _, scale, return_lse = asked
+    of_q = bias.q_seqinfo
     longest = of_q.max_seqlen
     if is_even:
         q = _divided(q, len(of_q.seqstart_py) - 1, longest)
     else:
         ends = of_q.seqstart[1:]
         q = q[0, (ends[:, None] + torch.arange(-longest, 0, device=q.device)).clamp_(min=0)]
-    found = _with_kvcache(q, k, v, scale=asked.scale, return_lse=asked.return_lse, **where, **options)
-    out, lse = found if asked.return_lse else (found, None)
+    found = _with_kvcache(q, k, v, scale=scale, return_lse=return_lse, **where, **options)
+    out, lse = found if return_lse else (found, None)
     if is_even:
         out = out.view(1, -1, out.shape[2], out.shape[3])
         return out, lse if lse is None else lse.transpose(0, 1).flatten(1).unsqueeze(0)

@@ -263,6 +263,6 @@ def test_within_torch_compile(name: str) -> None:
     bias = PACKED["causal"]() if name == "blocks" else DENSE[name]()
     len_q, len_kv = (20, 40) if name == "blocks" else (20, 48)
     q, k, v = (tensor.transpose(1, 2) for tensor in tensors(len_q, len_kv))
-    compiled = torch.compile(xformers.memory_efficient_attention, fullgraph=True, backend="eager")
+    compiled: Any = torch.compile(xformers.memory_efficient_attention, fullgraph=True, backend="eager")
     with torch.no_grad():
         assert torch.equal(compiled(q, k, v, bias), xformers.memory_efficient_attention(q, k, v, bias))
