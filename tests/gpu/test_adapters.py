@@ -20,7 +20,7 @@ IDS = torch.arange(4096) // 150
 MODS: dict[str, Mod | None] = {
     "none": None,
     "relative": lambda s, b, h, q, k: s + (q - k) * 0.01,
-    "slopes": lambda s, b, h, q, k: s - SLOPES.to(s.device)[h] * (q - k).abs() * 0.1,
+    "slopes": lambda s, b, h, q, k: s - SLOPES[h] * (q - k).abs() * 0.1,
     "cap": lambda s, b, h, q, k: 5.0 * torch.tanh(s / 5.0),
     "half": lambda s, b, h, q, k: torch.where(k % 2 == 0, s, s * 0.5),
 }
