@@ -72,9 +72,14 @@ def _check_made(block_mask: BlockMask, call: CallOf | None) -> None:
     if states.device != q.device:
         raise ArgumentError(f"block_mask must be on q's device {q.device}; got {states.device}")
     batches, of_heads = states.shape[0], states.shape[1]
-    if batches not in (1, batch) or of_heads not in (1, heads):
+    if not (_serves(batches, batch) and _serves(of_heads, heads)):
         wanted = f"for batch {batch} and heads {heads}, those of the call, or for all"
         raise ArgumentError(f"block_mask must be {wanted}; got batch {batches}, heads {of_heads}")
+
+
+def _serves(size: int, most: int) -> bool:
+    """Whether a mask for so many entries or heads is for as many as a call has. torch.compile compares symbols so, but not by `in`."""
+    return size == 1 or size == most
 
 
 def _check(block_mask: FlexBlockMask, call: CallOf | None) -> None:
@@ -94,7 +99,7 @@ def _check(block_mask: FlexBlockMask, call: CallOf | None) -> None:
         raise ArgumentError(f"block_mask must be on q's device {q.device}; got {listed.device}")
     rows = -(-len_q // sizes[0])
     *leading, own = listed.shape
-    fits = len(leading) <= 2 and all(size in (1, most) for size, most in zip(leading[::-1], (heads, batch), strict=False))
+    fits = len(leading) <= 2 and all(_serves(size, most) for size, most in zip(leading[::-1], (heads, batch), strict=False))
     if not fits or own < rows:
         wanted = f"kv_num_blocks of the shape (1 or {batch}, 1 or {heads}, {rows}), for {rows} blocks of queries"
         raise ArgumentError(f"block_mask must have {wanted}; got {tuple(listed.shape)}")

@@ -166,3 +166,19 @@ def test_within_torch_compile() -> None:
     (out, aux), (wanted, wanted_aux) = both
     assert torch.equal(out, wanted)
     assert torch.equal(aux.lse, wanted_aux.lse)
+
+
+@pytest.mark.slow
+def test_within_torch_compile_with_sizes_that_become_symbols() -> None:
+    compiled = torch.compile(flex.flex_attention, fullgraph=True, backend="eager")
+    for batch, heads, len_q, len_kv in ((1, 2, 20, 36), (2, 3, 24, 40), (3, 4, 17, 33)):
+        q, k, v = (torch.randn(batch, heads, length, 16).to(torch.bfloat16) for length in (len_q, len_kv, len_kv))
+        mask = flex.create_block_mask(MASKS["by-entry"], batch, heads, len_q, len_kv, "cpu", 16)
+        own = flashgen.block_mask(MASKS["by-entry"], batch=batch, heads=heads, len_q=len_q, len_kv=len_kv, device="cpu", block_size=16)
+        with torch.no_grad():
+            wanted = flex.flex_attention(q, k, v, block_mask=mask)
+            if batch < 3:  # a mask comes once sizes of queries are symbols, and is one of numbers
+                compiled(q, k, v)
+                continue
+            for each in (mask, own):
+                assert torch.equal(compiled(q, k, v, block_mask=each), wanted)
