@@ -67,7 +67,7 @@ def route_of(bias: Any, rank: int, q: torch.Tensor, k: torch.Tensor) -> tuple[Ro
 
 def _require_room(bias: Any, q: torch.Tensor, k: torch.Tensor) -> None:
     """Raises ArgumentError for blocks that query or key have no room for."""
-    (batch_q, len_q, *_), (batch_kv, len_kv, *_) = q.shape, k.shape
+    (batch_q, len_q, _, _), (batch_kv, len_kv, _, _) = q.shape, k.shape
     if not batch_q == batch_kv == 1:
         blocks = f"{type(bias).__name__}, whose blocks are sequences"
         raise ArgumentError(f"query and key must have a batch of 1 beside {blocks}; got {batch_q} and {batch_kv}")
@@ -120,7 +120,7 @@ def _packed(asked: Asked, options: Options, used: torch.Tensor | None = None) ->
 
 def _padded(asked: Asked, options: Options) -> tuple[Any, Any]:
     """Each sequence has room for as many keys: a cache, where nobody wants gradients and all sequences have as many queries."""
-    _, k, v, bias, p, *_ = asked
+    _, k, v, bias, p, _, _ = asked
     of_kv = bias.k_seqinfo
     if p or not _is_even(asked) or asked.wants_gradients:
         return _packed(asked, options, of_kv.seqlen)
@@ -154,7 +154,8 @@ def _paged(asked: Asked, options: Options) -> tuple[Any, Any]:
 def _divided(tensor: torch.Tensor, parts: int, size: int) -> torch.Tensor:
     """[parts, size, heads, head_dim] of [1, tokens, heads, head_dim]. Raises ArgumentError for other tokens."""
     try:
-        return tensor.view(parts, size, *tensor.shape[2:])
+        shape = tensor.shape
+        return tensor.view(parts, size, shape[2], shape[3])
     except RuntimeError as error:
         whole = f"pages of {size}" if parts < 0 else f"{parts} times its padding of {size}"
         raise ArgumentError(f"key and value must have as many tokens as attn_bias says, {whole}; got {tensor.shape[1]}") from error
@@ -189,7 +190,7 @@ def _cached(asked: Asked, options: Options, is_even: bool, k: torch.Tensor, v: t
     found = _with_kvcache(q, k, v, scale=scale, return_lse=return_lse, **where, **options)
     out, lse = found if return_lse else (found, None)
     if is_even:
-        out = out.view(1, -1, out.shape[2], out.shape[3])
+        out = _divided(out, 1, asked.q.shape[1])
         return out, lse if lse is None else lse.transpose(0, 1).flatten(1).unsqueeze(0)
     token = torch.arange(asked.q.shape[1], device=q.device)
     sequence = torch.searchsorted(ends, token, right=True).clamp_(max=ends.shape[0] - 1)
