@@ -45,8 +45,8 @@ def memory_efficient_attention(
     """The function of this name in xformers, with gradients of query, key, value and a tensor of biases.
 
     query: [batch, len_q, heads, head_dim], bf16 or fp16; key: [batch, len_kv, heads, head_dim]; value: as key, with head_dim_v. Or all
-       three without heads, [batch, length, head_dim], or in groups, [batch, length, groups, heads of a group, head_dim]: heads of a group
-       that key and value are expanded along (stride 0) are grouped queries, and are not copied.
+       three without heads, [batch, length, head_dim], or in groups, [batch, length, groups, heads of a group, head_dim]. Heads that key
+       and value are expanded along (stride 0) are grouped queries, and are not copied, where no gradient of key and value is asked for.
     attn_bias: None, a tensor that is added to scaled scores, [batch, heads, len_q, len_kv] (or a shape that broadcasts to it, of as many
        dimensions as query), or one of xformers' classes; docs/integrations.md says what each becomes
     p: probability of dropout
@@ -114,13 +114,13 @@ def _call(
         raise ArgumentError(f"op must be None: flashgen chooses its kernels by records and sizes; got {shown(op)}")
     if output_dtype is not None and output_dtype != query.dtype:
         raise ArgumentError(f"output_dtype must be None or query's dtype {query.dtype}; got {shown(output_dtype)}")
-    rank = query.ndim
     q, k, v = _by_heads(query, key, value)
-    route, options = route_of(attn_bias, rank, q, k)
+    route, options = route_of(attn_bias, query, q, k)
     try:
         out, lse = route(Asked(q, k, v, attn_bias, float(p), scale, return_lse), options)
     except ArgumentError as error:
         raise by_other_names(error, _NAMES) from error
+    rank = query.ndim
     if rank == 3:
         return out.squeeze(2), lse
     if rank == 5:
@@ -135,24 +135,19 @@ def _by_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tu
     if not rank == key.ndim == value.ndim or rank not in (3, 4, 5):
         dims = [tensor.ndim for tensor in (query, key, value)]
         raise ArgumentError(f"query, key and value must all have 3, 4 or 5 dimensions; got {dims}")
-    if rank == 4:
-        is_one = _is_expanded(key, 2) and _is_expanded(value, 2)
-        return (query, key[:, :, :1], value[:, :, :1]) if is_one else (query, key, value)
+    if not query.shape[2:-1] == key.shape[2:-1] == value.shape[2:-1]:
+        what, shapes = "groups and heads" if rank == 5 else "heads", [tuple(tensor.shape[2:-1]) for tensor in (query, key, value)]
+        raise ArgumentError(f"key and value must have query's {what}, along which they may be expanded; got {shapes}")
     if rank == 3:
         return query.unsqueeze(2), key.unsqueeze(2), value.unsqueeze(2)
-    if not query.shape[2:4] == key.shape[2:4] == value.shape[2:4]:
-        shapes = [tuple(tensor.shape[2:4]) for tensor in (query, key, value)]
-        raise ArgumentError(f"key and value must have query's groups and heads, expanded along the heads of a group; got {shapes}")
-    if _is_expanded(key, 3) and _is_expanded(value, 3):
-        return query.flatten(2, 3), key.select(3, 0), value.select(3, 0)
-    return query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3)
+    if _is_one_head(key) and _is_one_head(value):
+        key, value = key[..., :1, :], value[..., :1, :]
+    return (query, key, value) if rank == 4 else (query.flatten(2, 3), key.flatten(2, 3), value.flatten(2, 3))
 
 
-def _is_expanded(tensor: torch.Tensor, axis: int) -> bool:
-    """Whether heads along this axis are one head in memory, and nobody asks for the gradient of each."""
-    if tensor.stride(axis) or tensor.shape[axis] == 1:
-        return False
-    return not tensor.requires_grad or not (tensor.is_leaf or tensor.retains_grad)
+def _is_one_head(tensor: torch.Tensor) -> bool:
+    """Whether all heads (of a group) are one in memory, and nobody asks for gradients, of which each head has its own."""
+    return not tensor.stride(-2) and not (tensor.requires_grad and torch.is_grad_enabled())
 
 
 _REPLACED: dict[str, Callable[..., Any]] = {
@@ -179,7 +174,8 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undoes `install`."""
+    """Undoes `install`, but for what others have put in the place of this module's functions since."""
     while _before:
         (module, name), function = _before.popitem()
-        setattr(module, name, function)
+        if getattr(module, name) is _REPLACED[name]:
+            setattr(module, name, function)

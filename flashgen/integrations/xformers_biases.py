@@ -43,17 +43,20 @@ _attention: Callable[..., Any] = attention  # whose overloads know no bool that 
 _with_kvcache: Callable[..., Any] = attention_with_kvcache
 
 
-def route_of(bias: Any, rank: int, q: torch.Tensor, k: torch.Tensor) -> tuple[Route, Options]:
-    """Which call a bias makes of one with inputs of so many dimensions, and its keywords. Raises ArgumentError for unknown biases."""
+def route_of(bias: Any, query: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -> tuple[Route, Options]:
+    """Which call a bias makes of one with this query, and its keywords. Raises ArgumentError for unknown biases.
+
+    query: as it was given; q, k: with heads, and without groups
+    """
     kind = type(bias)
     if kind is NoneType:
         return _dense, {}
     if isinstance(bias, torch.Tensor):
-        return _dense, {"bias": _by_heads(bias, rank)}
+        return _dense, {"bias": _by_heads(bias, query)}
     if kind is biases.LowerTriangularMask:
         return _dense, {"causal": _top_left(q, k)}
     if kind is biases.LowerTriangularMaskWithTensorBias:
-        return _dense, {"causal": _top_left(q, k), "bias": _by_heads(bias._bias, rank)}
+        return _dense, {"causal": _top_left(q, k), "bias": _by_heads(bias._bias, query)}
     known = _ROUTES.get(kind)
     if known is None:
         names = ", ".join(sorted(known.__name__ for known in _ROUTES))
@@ -82,13 +85,18 @@ def _top_left(q: torch.Tensor, k: torch.Tensor) -> bool | str:
     return True if q.shape[1] == k.shape[1] else "top_left"
 
 
-def _by_heads(bias: torch.Tensor, rank: int) -> torch.Tensor:
-    """[batch, heads, len_q, len_kv]."""
-    if bias.ndim != rank or not bias.dtype.is_floating_point:
-        raise ArgumentError(
-            f"attn_bias must have query's {rank} dimensions and be added to scores; got {bias.dtype} of {tuple(bias.shape)}"
-        )
-    return bias if rank == 4 else bias.unsqueeze(1) if rank == 3 else bias.flatten(1, 2)
+def _by_heads(bias: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
+    """[batch, heads, len_q, len_kv]. In groups, one that is the same for all groups or for all heads, but not for both, is copied."""
+    rank = query.ndim
+    if bias.ndim != rank or bias.dtype not in (torch.float32, query.dtype):
+        wanted = f"query's {rank} dimensions, and torch.float32 or query's {query.dtype} to be added to scores"
+        raise ArgumentError(f"attn_bias must have {wanted}; got {bias.dtype} of {tuple(bias.shape)}")
+    if rank < 5:
+        return bias if rank == 4 else bias.unsqueeze(1)
+    own, groups = bias.shape[1:3], query.shape[2:4]
+    if own[0] not in (1, groups[0]) or own[1] not in (1, groups[1]):
+        raise ArgumentError(f"attn_bias must have query's groups and heads {tuple(groups)}, or 1 of either; got {tuple(own)}")
+    return (bias if own.numel() == 1 else bias.expand(-1, *groups, -1, -1)).flatten(1, 2)
 
 
 def _dense(asked: Asked, options: Options) -> tuple[Any, Any]:

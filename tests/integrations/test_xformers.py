@@ -154,7 +154,7 @@ def test_every_class_of_bias_is_known_and_none_that_derives() -> None:
         pass
 
     with pytest.raises(ArgumentError, match=r"attn_bias must be None, a tensor, .*; got a value of type .*Own"):
-        xformers.memory_efficient_attention(*tensors(), attn_bias=Own())
+        xformers.memory_efficient_attention(*(tensor.transpose(1, 2) for tensor in tensors()), attn_bias=Own())
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,9 @@ def test_every_class_of_bias_is_known_and_none_that_derives() -> None:
     [
         ({"op": theirs.fmha.flash.FwOp}, "op must be None: flashgen chooses its kernels"),
         ({"output_dtype": torch.float32}, "output_dtype must be None or query's dtype torch.bfloat16; got"),
-        ({"attn_bias": torch.zeros(1, 20, 48)}, r"attn_bias must have query's 4 dimensions .*; got torch.float32 of \(1, 20, 48\)"),
+        ({"attn_bias": torch.zeros(1, 20, 48)}, r"attn_bias must have query's 4 dimensions, .*; got torch.float32 of \(1, 20, 48\)"),
         ({"attn_bias": torch.ones(1, 2, 20, 48, dtype=torch.bool)}, "attn_bias must have .* be added to scores; got torch.bool"),
+        ({"attn_bias": torch.zeros(1, 2, 20, 48, dtype=torch.float16)}, "torch.float32 or query's torch.bfloat16 .*; got torch.float16"),
         ({"attn_bias": torch.zeros(1, 2, 20, 40)}, "^attn_bias must"),
         ({"scale": 0.0}, "^scale must"),
         ({"p": 1.5}, "^p must"),
@@ -184,6 +185,12 @@ def test_shapes_dtypes_and_gradients_of_pages_are_refused() -> None:
         xformers.memory_efficient_attention(q[0, 0], k, v)
     with pytest.raises(ArgumentError, match=r"key and value must have query's groups and heads"):
         xformers.memory_efficient_attention(q[:, :, None], k[:, :, None, :1], v[:, :, None, :1])
+    for heads in (1, 3, 4):
+        with pytest.raises(ArgumentError, match=rf"key and value must have query's heads.*; got \[\(2,\), \({heads},\), \({heads},\)\]"):
+            xformers.memory_efficient_attention(q, *(tensor[:, :, :1].expand(-1, -1, heads, -1) for tensor in (k, v)))
+    groups, bias = (tensor[:, :, None, :1].expand(-1, -1, 2, 3, -1) for tensor in (q, k, v)), torch.zeros(1, 3, 2, 20, 64)
+    with pytest.raises(ArgumentError, match=r"attn_bias must have query's groups and heads \(2, 3\), or 1 of either; got \(3, 2\)"):
+        xformers.memory_efficient_attention(*groups, bias)
     with pytest.raises(ArgumentError, match=r"^query must be torch.bfloat16 or torch.float16; got torch.float32"):
         xformers.memory_efficient_attention(q.float(), k.float(), v.float())
     with pytest.raises(ArgumentError, match=r"attn_bias must not be a PagedBlockDiagonalPaddedKeysMask, .* gradients"):
@@ -216,6 +223,30 @@ def test_without_heads_and_in_groups() -> None:
     shared = xformers.memory_efficient_attention(groups[0], *one)
     apart = xformers.memory_efficient_attention(groups[0], *(tensor.contiguous() for tensor in one))
     assert torch.equal(shared, apart)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(1, 1), (2, 1), (1, 2), (2, 2)])
+def test_biases_of_groups_may_be_the_same_along_either(sizes: tuple[int, int]) -> None:
+    q, k, v = (tensor.transpose(1, 2).unflatten(2, (2, 2)) for tensor in tensors(heads=4))
+    bias, into = torch.randn(1, *sizes, 20, 48, requires_grad=True), torch.randn(q.shape).to(q.dtype)
+    out, wanted = (xformers.memory_efficient_attention(q, k, v, each) for each in (bias, bias.expand(-1, 2, 2, -1, -1).contiguous()))
+    assert torch.equal(out, wanted)
+    found, of_whole = (torch.autograd.grad(result, bias, into)[0] for result in (out, wanted))
+    assert found.any()
+    torch.testing.assert_close(found, of_whole, atol=1e-5, rtol=1e-4)
+
+
+def test_each_head_that_is_expanded_has_its_own_gradient() -> None:
+    q, k, v = (tensor.transpose(1, 2) for tensor in tensors())
+    expanded = [tensor[:, :, :1].clone().requires_grad_().expand(-1, -1, 2, -1) for tensor in (k, v)]
+    whole = [tensor.detach().contiguous().requires_grad_() for tensor in expanded]
+    into = torch.randn(q.shape).to(q.dtype)
+    found, wanted = (torch.autograd.grad(xformers.memory_efficient_attention(q, *given), given, into) for given in (expanded, whole))
+    for one, other in zip(found, wanted, strict=True):
+        assert torch.equal(one, other)
+    with torch.no_grad():
+        assert torch.equal(xformers.memory_efficient_attention(q, *expanded), xformers.memory_efficient_attention(q, *whole))
 
 
 @pytest.mark.slow
@@ -255,6 +286,16 @@ def test_install_and_uninstall() -> None:
     xformers.uninstall()
     assert before == {(module, name): getattr(module, name, None) for module in modules for name in names}
     xformers.uninstall()
+
+
+def test_what_others_have_installed_since_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, name = theirs.memory_efficient_attention, "memory_efficient_attention"
+    monkeypatch.setattr(theirs, name, own)  # which brings it back in the end
+    xformers.install()
+    monkeypatch.setattr(theirs, name, tensors)
+    xformers.uninstall()
+    assert theirs.memory_efficient_attention is tensors
+    assert theirs.fmha.memory_efficient_attention is own
 
 
 @pytest.mark.slow
