@@ -64,7 +64,7 @@ def attention_of_backend(
     if attn_mask is not None:
         if is_causal:
             raise ArgumentError("is_causal must be False beside attn_mask, which can say it; got True")
-        options = _masked(attn_mask, query.shape[0], key.shape[1])
+        options = _masked(attn_mask, query, key.shape[1])
     causal = is_causal if query.shape[1] == key.shape[1] or not is_causal else "top_left"
     try:
         return _attention(query, key, value, causal=causal, scale=scale, dropout_p=float(dropout_p), return_lse=return_lse, **options)
@@ -72,12 +72,14 @@ def attention_of_backend(
         raise by_other_names(error, _NAMES) from error
 
 
-def _masked(attn_mask: Any, batch: int, len_kv: int) -> dict[str, Any]:
+def _masked(attn_mask: Any, query: torch.Tensor, len_kv: int) -> dict[str, Any]:
     if not isinstance(attn_mask, torch.Tensor):
         if isinstance(attn_mask, (BlockMask, MadeBlockMask)):
             return {"block_mask": attn_mask}
         raise ArgumentError(f"attn_mask must be a tensor or a block mask; got {shown(attn_mask)}")
-    if attn_mask.ndim == 2 and attn_mask.shape == (batch, len_kv):
+    if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise ArgumentError(f"attn_mask must be torch.bool, torch.float32 or query's {query.dtype}; got {attn_mask.dtype}")
+    if attn_mask.ndim == 2 and attn_mask.shape == (query.shape[0], len_kv):
         attn_mask = attn_mask[:, None, None]
     return {"mask" if attn_mask.dtype == torch.bool else "bias": attn_mask}
 

@@ -72,7 +72,7 @@ def test_masks_and_keywords() -> None:
         ({"_parallel_config": 1}, "_parallel_config must be None: choose one of diffusers' own backends"),
         ({"attn_mask": 3}, "attn_mask must be a tensor or a block mask; got 3"),
         ({"attn_mask": torch.zeros(2, 2, 20, 35)}, "^attn_mask must"),
-        ({"attn_mask": torch.zeros(2, 1, 20, 36, dtype=torch.int64)}, "^attn_mask must"),
+        ({"attn_mask": torch.zeros(2, 1, 20, 36, dtype=torch.int64)}, "^attn_mask must be torch.bool, .* query's torch.bfloat16; got"),
         ({"dropout_p": 2.0}, "^dropout_p must"),
     ],
 )
@@ -88,6 +88,8 @@ def test_heads_need_enable_gqa_and_dtypes_are_named() -> None:
         ours.attention_of_backend(q, k, v)
     with pytest.raises(ArgumentError, match=r"^query must be torch.bfloat16 or torch.float16; got torch.float32"):
         ours.attention_of_backend(q.float(), k.float(), v.float(), enable_gqa=True)
+    with pytest.raises(ArgumentError, match=r"^key must have query's batch size 2; got 1"):
+        ours.attention_of_backend(q, k[:1], v[:1], enable_gqa=True)
 
 
 def test_the_name_comes_and_goes() -> None:

@@ -30,6 +30,7 @@ LISTS = [f"{full}{which}_{what}" for full in ("", "full_") for which in ("kv", "
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHGEN_CPU", "1")
+    torch.manual_seed(1)
 
 
 def tensors(heads_q: int = 2, heads_kv: int = 2, len_q: int = 20, len_kv: int = 36) -> Any:
