@@ -1,0 +1,167 @@
+"""Activating flashgen for a process: as an implementation of PyTorch's registry of flash attention, which knows one active one.
+
+Activated, `torch.nn.functional.scaled_dot_product_attention` is one that calls flashgen, and PyTorch's fused operators have kernels that
+do (fused.py). Restoring takes both back.
+"""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.backends.cuda import flash_sdp_enabled, math_sdp_enabled
+from torch.compiler import is_dynamo_compiling
+from torch.nn import functional
+from torch.nn.attention import (
+    activate_flash_attention_impl,
+    current_flash_attention_impl,
+    register_flash_attention_impl,
+    restore_flash_attention_impl,
+)
+
+from flashgen.codegen.errors import ArgumentError
+
+from . import counted, fused, packed
+from .face import NAME, attended_or_passed_on, is_causal_bias, of_causal_bias
+
+IMPLEMENTATION = "flashgen"
+_has_function_mode = getattr(torch._C, "_is_torch_function_mode_enabled", bool)  # modes are to see PyTorch's function, not this one
+
+# Operators of PyTorch: why flashgen does not take a call, and what runs it.
+FORWARD: dict[str, tuple[Callable[..., str | None], Callable[..., Any]]] = {
+    "_scaled_dot_product_flash_attention": (fused.against_flash, fused.flash),
+    "_scaled_dot_product_efficient_attention": (fused.against_efficient, fused.efficient),
+    "_scaled_dot_product_cudnn_attention": (fused.against_cudnn, fused.cudnn),
+    "_flash_attention_forward": (packed.against_packed, packed.packed_flash),
+}
+# Their backward operators: where among the arguments what the forward kernel has marked is, and what runs them.
+BACKWARD: dict[str, tuple[int, Callable[..., Any]]] = {
+    "_scaled_dot_product_flash_attention_backward": (12, fused.flash_backward),
+    "_scaled_dot_product_efficient_attention_backward": (7, fused.efficient_backward),
+    "_scaled_dot_product_cudnn_attention_backward": (6, fused.cudnn_backward),
+    "_flash_attention_backward": (12, packed.packed_flash_backward),
+}
+
+
+def activate() -> None:
+    """Lets all calls of scaled_dot_product_attention in this process run flashgen where it can, until `deactivate`.
+
+    The same as torch.nn.attention.activate_flash_attention_impl("flashgen"): another active implementation is restored first.
+    """
+    if current_flash_attention_impl() != IMPLEMENTATION:
+        activate_flash_attention_impl(IMPLEMENTATION)
+
+
+def deactivate() -> None:
+    """Takes `activate` back. Nothing happens where another implementation, or none, is active."""
+    if current_flash_attention_impl() == IMPLEMENTATION:
+        restore_flash_attention_impl()
+
+
+@contextmanager
+def enabled() -> Iterator[None]:
+    """`activate` within a with statement. What was active before is active again behind it, after an exception, too."""
+    before = current_flash_attention_impl()
+    activate()
+    try:
+        yield
+    finally:
+        if current_flash_attention_impl() != before:
+            if before is not None:
+                activate_flash_attention_impl(before)
+            else:
+                restore_flash_attention_impl()
+
+
+class Activation:
+    """What is in place of PyTorch's own while flashgen is active. Of `dispatch_key` those operators that have a kernel there."""
+
+    def __init__(self, dispatch_key: str = "CUDA") -> None:
+        self._before = functional.scaled_dot_product_attention
+        self._face = _face_before(self._before)
+        self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL")
+        for name, (reason_against, run) in FORWARD.items():
+            self._register(name, dispatch_key, functools.partial(_forward_kernel, name, reason_against, run))
+        for name, (seed, run) in BACKWARD.items():
+            self._register(name, dispatch_key, functools.partial(_backward_kernel, seed, run))
+        functional.scaled_dot_product_attention = self._face
+
+    def _register(self, name: str, dispatch_key: str, kernel_before: Callable[[Any], Callable[..., Any]]) -> None:
+        try:
+            before = torch.library.get_kernel(f"aten::{name}", dispatch_key)
+        except RuntimeError:  # PyTorch without CUDA has none
+            return
+        assert self._library is not None
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Warning only once for all operators")  # that a kernel is overridden, as is meant
+            self._library.impl(name, kernel_before(before), dispatch_key, with_keyset=True, allow_override=True)
+
+    def remove(self) -> None:
+        """PyTorch's registry calls this to restore what was there before."""
+        if functional.scaled_dot_product_attention is self._face:
+            functional.scaled_dot_product_attention = self._before
+        self._library = None
+
+
+def _face_before(before: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """What torch.nn.functional has under `before`'s name while flashgen is active."""
+
+    @functools.wraps(before)
+    def scaled_dot_product_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        *,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if is_dynamo_compiling() and is_causal_bias(attn_mask):
+            return of_causal_bias(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if is_dynamo_compiling() or _has_function_mode():
+            return before(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if not (flash_sdp_enabled() and math_sdp_enabled()):  # sdpa_kernel has chosen: flashgen takes what comes to a fused operator
+            calls = counted.calls_of_thread()
+            found = before(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+            if counted.calls_of_thread() == calls:
+                counted.passed_on("PyTorch is told which backend to take")
+            return found
+        return attended_or_passed_on(before, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+
+    assert scaled_dot_product_attention.__name__ == NAME
+    return scaled_dot_product_attention
+
+
+def _forward_kernel(name: str, reason_against: Callable[..., str | None], run: Callable[..., Any], before: Any) -> Callable[..., Any]:
+    def kernel(keys: Any, *arguments: Any, **options: Any) -> Any:
+        reason = reason_against(*arguments, **options)
+        if reason is None:
+            try:
+                found = run(*arguments, **options)
+            except ArgumentError as error:
+                reason = str(error)
+            else:
+                counted.ran(name)
+                return found
+        counted.passed_on(reason)
+        return before.call_boxed(keys, *arguments, **options)
+
+    return kernel
+
+
+def _backward_kernel(seed: int, run: Callable[..., Any], before: Any) -> Callable[..., Any]:
+    def kernel(keys: Any, *arguments: Any, **options: Any) -> Any:
+        if fused.is_marked(arguments[seed]):
+            return run(*arguments, **options)
+        return before.call_boxed(keys, *arguments, **options)
+
+    return kernel
+
+
+register_flash_attention_impl(IMPLEMENTATION, register_fn=Activation)

@@ -1,0 +1,499 @@
+"""PyTorch's scaled_dot_product_attention on flashgen: which calls it takes, what becomes of their arguments, activation, counts.
+
+Plain PyTorch stands in for kernels, but for the tests marked slow, which run kernels in the emulator.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+
+from flashgen.integrations import sdpa
+from flashgen.integrations.sdpa import activation
+from flashgen.integrations.sdpa.face import pytorch_sdpa
+from flashgen.launch import cpu as launch_cpu
+from flashgen.launch.tensors import Tensors
+from flashgen.numerics.oracle import oracle_of
+from flashgen.operators import cpu
+
+Q, K = (2, 4, 6, 8), (2, 4, 10, 8)
+attend: Any = sdpa.scaled_dot_product_attention
+SDPA = "scaled_dot_product_attention"
+FUSED = ("flash", "efficient", "cudnn")
+
+
+@pytest.fixture(autouse=True)
+def _counts() -> Iterator[None]:
+    sdpa.report(reset=True)
+    yield
+    sdpa.deactivate()
+    assert functional.scaled_dot_product_attention is pytorch_sdpa
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[Tensors]:
+    """Plain PyTorch in place of kernels on the CPU, and what calls gave them."""
+    found: list[Tensors] = []
+
+    def run(kernel: object, tensors: Tensors, scalars: dict[str, float]) -> None:
+        computed = oracle_of(tensors.problem).plain(tensors.problem, tensors, tensors.call(scalars).scalars)
+        for name, tensor in tensors.outputs.items():
+            _copy(tensor, computed[name])
+        found.append(tensors)
+
+    monkeypatch.setattr(launch_cpu, "run_on_cpu", run)
+    monkeypatch.setattr(cpu, "_default_kernel", lambda *_: None)
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    return found
+
+
+def _copy(tensor: Tensor, computed: Tensor) -> None:
+    """What each score has, into a tensor that is expanded where scores share an element."""
+    shared = [d for d, step in enumerate(tensor.stride()) if step == 0 and tensor.shape[d] > 1]
+    for d in shared:
+        tensor, computed = tensor.narrow(d, 0, 1), computed.sum(d, keepdim=True)
+    tensor.copy_(computed)
+
+
+@pytest.fixture
+def operators() -> Iterator[list[str]]:
+    """PyTorch's fused operators have kernels on the CPU: those of `activation`, before which were ones that only say that they ran."""
+    library, passed = torch.library.Library("aten", "IMPL"), []
+
+    def before(name: str) -> Callable[..., Any]:
+        def kernel(query: Tensor, *others: Any, **options: Any) -> Any:
+            passed.append(name)
+            returns = getattr(torch.ops.aten, name).default._schema.returns
+            return tuple(query if str(given.type) == "Tensor" else 1 for given in returns)
+
+        return kernel
+
+    for name in (*activation.FORWARD, *activation.BACKWARD):
+        library.impl(name, before(name), "CPU")
+    active = activation.Activation("CPU")
+    yield passed
+    active.remove()
+    library._destroy()
+
+
+def numbers(*shape: int, grad: bool = True, dtype: torch.dtype = torch.bfloat16, rows: bool = False) -> Tensor:
+    """rows: whether [batch, heads, len, head_dim] lies in memory with heads behind lengths."""
+    made = torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+    return (made.transpose(1, 2).contiguous().transpose(1, 2) if rows else made).requires_grad_(grad)
+
+
+def with_gradients(call: Callable[..., Tensor], tensors: list[Tensor | None], **options: Any) -> list[Tensor]:
+    out = call(*tensors, **options)
+    d_out = torch.linspace(-1, 1, out.numel()).view(out.shape).to(out.dtype)
+    return [out, *torch.autograd.grad(out, [t for t in tensors if t is not None and t.requires_grad], d_out)]
+
+
+def in_fp32(tensor: Tensor | None) -> Tensor | None:
+    if tensor is None or not tensor.is_floating_point():
+        return tensor
+    return tensor.detach().float().requires_grad_(tensor.requires_grad)
+
+
+def check(tensors: list[Tensor | None], **options: Any) -> None:
+    """A call by flashgen, with gradients, beside PyTorch's in fp32."""
+    found = with_gradients(attend, tensors, **options)
+    expected = with_gradients(pytorch_sdpa, [in_fp32(tensor) for tensor in tensors], **options)
+    for own, other in zip(found, expected, strict=True):
+        assert own.shape == other.shape
+        torch.testing.assert_close(own.float(), other, atol=0.03, rtol=0.02)
+
+
+def mask_of(*shape: int) -> Tensor:
+    made = torch.rand(*shape, generator=torch.Generator().manual_seed(1)) > 0.4
+    made[..., 0] = True
+    return made
+
+
+TAKEN: dict[str, Callable[[], tuple[list[Tensor | None], dict[str, Any]]]] = {
+    "plain": lambda: ([numbers(*Q), numbers(*K), numbers(*K)], {}),
+    "rows": lambda: ([numbers(*Q, rows=True), numbers(*K, rows=True), numbers(*K)], {"scale": 0.3}),
+    "top-left": lambda: ([numbers(*Q), numbers(*K), numbers(*K)], {"is_causal": True}),
+    "more queries": lambda: ([numbers(*K), numbers(*Q), numbers(*Q)], {"is_causal": True}),
+    "head_dim_v": lambda: ([numbers(*Q), numbers(*K), numbers(2, 4, 10, 16)], {}),
+    "grouped": lambda: ([numbers(*Q), *(numbers(2, 2, 10, 8) for _ in "kv")], {"enable_gqa": True}),
+    "grouped, masked": lambda: ([numbers(*Q), *(numbers(2, 2, 10, 8) for _ in "kv"), mask_of(6, 10)], {"enable_gqa": True}),
+    "padding": lambda: ([numbers(*Q), numbers(*K), numbers(*K), mask_of(2, 1, 1, 10)], {}),
+    "bias of heads": lambda: ([numbers(*Q), numbers(*K), numbers(*K), numbers(4, 6, 10)], {}),
+    "additive padding": lambda: ([numbers(*Q), numbers(*K), numbers(*K), numbers(2, 1, 1, 10)], {}),
+    "3 dimensions": lambda: ([numbers(*Q[1:]), numbers(*K[1:]), numbers(*K[1:]), mask_of(4, 6, 10)], {}),
+    "2 dimensions": lambda: ([numbers(*Q[2:]), numbers(*K[2:]), numbers(*K[2:])], {"is_causal": True}),
+    "5 dimensions": lambda: ([numbers(3, *Q), numbers(3, *K), numbers(3, *K), numbers(1, 1, 4, 6, 10)], {}),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_what_is_taken(on_cpu: list[Tensors], name: str) -> None:
+    tensors, options = TAKEN[name]()
+    check(tensors, **options)
+    assert sdpa.report() == ({SDPA: 1}, {})
+    assert len(on_cpu) == 2
+
+
+@pytest.mark.parametrize("value", [float("-inf"), False])
+def test_a_row_that_sees_no_key_gives_0(on_cpu: list[Tensors], value: float) -> None:
+    mask = mask_of(6, 10) if value is False else numbers(6, 10, grad=False)
+    mask[3].fill_(value)
+    found = attend(numbers(*Q), numbers(*K), numbers(*K), mask)
+    assert found[:, :, 3].abs().max() == 0 == pytorch_sdpa(numbers(*Q), numbers(*K), numbers(*K), mask)[:, :, 3].abs().max()
+
+
+def test_out_lies_in_memory_as_query_does(on_cpu: list[Tensors]) -> None:
+    for rows in (False, True):
+        tensors = [numbers(*Q, rows=rows, grad=False), numbers(*K, rows=rows), numbers(*K)]
+        out = attend(*tensors)
+        assert out.stride() == torch.empty_like(tensors[0]).stride()
+
+
+def test_dropout_follows_the_seed(on_cpu: list[Tensors]) -> None:
+    def dropped() -> Any:
+        torch.manual_seed(5)
+        return attend(numbers(*Q), numbers(*K), numbers(*K), dropout_p=0.5)
+
+    assert dropped().equal(dropped())
+    assert not dropped().equal(attend(numbers(*Q), numbers(*K), numbers(*K)))
+    assert sdpa.report().run == {SDPA: 4}
+
+
+def test_causal_biases(on_cpu: list[Tensors]) -> None:
+    tensors = [numbers(*Q), numbers(*K), numbers(*K)]
+    for bias, mask in ((causal_upper_left(6, 10), torch.ones(6, 10).tril()), (causal_lower_right(6, 10), torch.ones(6, 10).tril(4))):
+        found = attend(*tensors, bias)
+        torch.testing.assert_close(found, pytorch_sdpa(*tensors, mask.bool()), atol=0.03, rtol=0.02)
+    assert sdpa.report() == ({SDPA: 2}, {})
+    with sdpa.enabled():  # PyTorch asks for its function by identity
+        face: Any = functional.scaled_dot_product_attention
+        others = [tensor.float() for tensor in tensors]
+        found = face(*others, causal_lower_right(6, 10))
+        torch.testing.assert_close(found, pytorch_sdpa(*others, torch.ones(6, 10).tril(4).bool()))
+        with pytest.raises(ValueError, match="CausalBias"):
+            face(*tensors, causal_lower_right(6, 10), is_causal=True)
+
+
+def test_nested_tensors(on_cpu: list[Tensors]) -> None:
+    lengths, made = (5, 0, 9), []
+    offsets = torch.tensor([0, 5, 5, 14])
+    for _ in range(3):
+        values = numbers(14, 4, 8)
+        made.append(torch.nested.nested_tensor_from_jagged(values, offsets=offsets).transpose(1, 2))
+    out = attend(*made, is_causal=True)
+    assert out.is_nested
+    assert out.shape[:2] == made[0].shape[:2]
+    rows = out.transpose(1, 2).values()
+    whole = [tensor.transpose(1, 2).values().float() for tensor in made]
+    for begin, length in zip((0, 5, 5), lengths, strict=True):
+        if length:
+            q, k, v = (tensor[begin : begin + length].transpose(0, 1) for tensor in whole)
+            expected = pytorch_sdpa(q, k, v, is_causal=True).transpose(0, 1)
+            torch.testing.assert_close(rows[begin : begin + length].float(), expected, atol=0.03, rtol=0.02)
+    assert sdpa.report() == ({SDPA: 1}, {})
+
+
+PASSED_ON: dict[str, tuple[Callable[[], tuple[list[Any], dict[str, Any]]], str]] = {
+    "fp32": (lambda: ([numbers(*Q, dtype=torch.float32)] * 3, {}), "dtype torch.float32"),
+    "head_dim": (lambda: ([numbers(2, 4, 6, 12)] * 3, {}), "a head_dim that is no multiple of 8 up to 256"),
+    "broadcasts": (lambda: ([numbers(*Q), numbers(1, 4, 10, 8), numbers(1, 4, 10, 8)], {}), "batch or head dimensions that broadcast"),
+    "one head, not grouped": (
+        lambda: ([numbers(*Q), numbers(2, 1, 10, 8), numbers(2, 1, 10, 8)], {}),
+        "batch or head dimensions that broadcast",
+    ),
+    "no keys": (lambda: ([numbers(*Q), numbers(2, 4, 0, 8), numbers(2, 4, 0, 8)], {}), "tensors without elements"),
+    "negative scale": (lambda: ([numbers(*Q)] * 3, {"scale": -1.0}), "a scale that is not above 0"),
+    "all dropped": (lambda: ([numbers(*Q)] * 3, {"dropout_p": 1.0}), "a dropout_p of 1, or beyond 0 and 1"),
+    "strides": (
+        lambda: ([numbers(2, 4, 6, 16)[..., ::2]] * 3, {}),
+        "q must be contiguous in its last dimension (stride 1); got stride 2",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PASSED_ON)
+def test_what_is_passed_on(on_cpu: list[Tensors], name: str) -> None:
+    made, reason = PASSED_ON[name]
+    tensors, options = made()
+    found = attend(*tensors, **options)
+    assert found.equal(pytorch_sdpa(*tensors, **options)) or "dropout_p" in options
+    (counted,) = sdpa.report().passed_on
+    assert counted.startswith(reason)
+    assert sdpa.report().run == {}
+    assert on_cpu == []
+
+
+def test_cpu_tensors_are_passed_on_without_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FLASHGEN_CPU", raising=False)
+    attend(numbers(*Q), numbers(*K), numbers(*K))
+    assert sdpa.report() == ({}, {"tensors on cpu": 1})
+
+
+def test_pytorch_refuses_what_it_refused(on_cpu: list[Tensors]) -> None:
+    q, k, v = numbers(*Q), numbers(*K), numbers(*K)
+    refused: list[tuple[Any, ...]] = [
+        (q, k, v, mask_of(6, 11)),
+        (q, numbers(2, 2, 10, 8), numbers(2, 2, 10, 8)),
+        (q, k, v, torch.ones(6, 10, dtype=torch.int64)),
+        (q, k, None),
+    ]
+    for arguments in refused:
+        with pytest.raises((RuntimeError, TypeError)) as expected:
+            pytorch_sdpa(*arguments)
+        with pytest.raises(type(expected.value)):
+            attend(*arguments)
+
+
+def test_autocast(on_cpu: list[Tensors]) -> None:
+    q, k, v = (numbers(*Q, dtype=torch.float32) for _ in "qkv")
+    with sdpa.enabled(), torch.autocast("cpu", torch.bfloat16):
+        out = functional.scaled_dot_product_attention(q, k, v, numbers(6, 6, dtype=torch.float32))
+        out.sum().backward()
+    assert out.dtype == torch.bfloat16
+    assert q.grad is not None
+    assert q.grad.dtype == torch.float32
+    assert sdpa.report() == ({SDPA: 1}, {})
+
+
+def test_modules_of_pytorch_unmodified(on_cpu: list[Tensors]) -> None:
+    attention = torch.nn.MultiheadAttention(16, 2, batch_first=True, dtype=torch.bfloat16)
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True, dtype=torch.bfloat16)
+    x, padding = numbers(2, 6, 16), ~mask_of(2, 6)
+    with sdpa.enabled():
+        attention(x, x, x, key_padding_mask=padding, need_weights=False)[0].sum().backward()
+        found = layer(x, src_key_padding_mask=padding)
+    assert sdpa.report() == ({SDPA: 2}, {})
+    torch.testing.assert_close(found, layer(x, src_key_padding_mask=padding), atol=0.05, rtol=0.05)
+
+
+def test_checkpointing(on_cpu: list[Tensors]) -> None:
+    q = numbers(*Q)
+
+    def call(q: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, q, q, is_causal=True)
+
+    with sdpa.enabled():
+        (plain,) = torch.autograd.grad(call(q).sum(), q)
+        (again,) = torch.autograd.grad(torch.utils.checkpoint.checkpoint(call, q, use_reentrant=False).sum(), q)
+    assert again.equal(plain)
+    assert sdpa.report() in (({SDPA: 2}, {}), ({SDPA: 3}, {}))  # what is computed again ends when it has what autograd wants
+
+
+def test_enabled_restores(on_cpu: list[Tensors]) -> None:
+    registry = torch.nn.attention
+    assert "flashgen" in registry.list_flash_attention_impls()
+    removed: list[str] = []
+
+    class Other:
+        def remove(self) -> None:
+            removed.append("other")
+
+    registry.register_flash_attention_impl("other of a test", register_fn=Other)
+    with sdpa.enabled(), sdpa.enabled():
+        assert registry.current_flash_attention_impl() == "flashgen"
+        sdpa.deactivate()
+        assert functional.scaled_dot_product_attention is pytorch_sdpa
+    assert registry.current_flash_attention_impl() is None
+    registry.activate_flash_attention_impl("other of a test")
+    with suppress(KeyError), sdpa.enabled():
+        assert removed == ["other"]
+        assert functional.scaled_dot_product_attention is not pytorch_sdpa
+        raise KeyError
+    assert registry.current_flash_attention_impl() == "other of a test"
+    sdpa.deactivate()  # which is not flashgen's
+    assert registry.current_flash_attention_impl() == "other of a test"
+    registry.restore_flash_attention_impl()
+    sdpa.activate()
+    sdpa.activate()
+    assert registry.current_flash_attention_impl() == "flashgen"
+    registry.restore_flash_attention_impl()
+    assert functional.scaled_dot_product_attention is pytorch_sdpa
+    del registry._registry._FLASH_ATTENTION_IMPLS["other of a test"]
+
+
+def test_a_later_patch_stays(on_cpu: list[Tensors]) -> None:
+    with sdpa.enabled():
+        ours = functional.scaled_dot_product_attention
+        functional.scaled_dot_product_attention = patched = lambda *given, **options: ours(*given, **options)
+    assert functional.scaled_dot_product_attention is patched
+    functional.scaled_dot_product_attention = pytorch_sdpa
+
+
+def test_a_choice_of_backends_is_kept(on_cpu: list[Tensors]) -> None:
+    with sdpa.enabled(), sdpa_kernel(SDPBackend.MATH):
+        functional.scaled_dot_product_attention(numbers(*Q), numbers(*K), numbers(*K))
+    assert sdpa.report() == ({}, {"PyTorch is told which backend to take": 1})
+
+
+# ---- PyTorch's fused operators
+
+
+def operator_of(name: str) -> Any:
+    return getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention").default
+
+
+def arguments_of(name: str, tensors: list[Tensor], bias: Tensor | None, is_causal: bool) -> tuple[Any, ...]:
+    return (*tensors, 0.0, is_causal) if name == "flash" else (*tensors, bias, True, 0.0, is_causal)
+
+
+def on_meta(given: Any) -> Any:
+    if not isinstance(given, Tensor):
+        return given
+    return torch.empty_strided(given.shape, given.stride(), dtype=given.dtype, device="meta")
+
+
+def require_form(found: Any, operator: Any, arguments: Any) -> None:
+    """Shapes, strides and dtypes are those of PyTorch's fakes."""
+    for own, fake in zip(found, operator(*map(on_meta, arguments)), strict=True):
+        if isinstance(fake, Tensor):
+            assert (own.shape, own.stride(), own.dtype) == (fake.shape, fake.stride(), fake.dtype)
+        else:
+            assert own == fake
+
+
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("name", FUSED)
+@pytest.mark.parametrize("kind", ["plain", "causal", "bias"])
+def test_a_fused_operator(on_cpu: list[Tensors], operators: list[str], name: str, kind: str, rows: bool) -> None:
+    if kind == "bias" and name == "flash":
+        pytest.skip("flash attention has no bias")
+    shape = Q if name == "flash" or kind != "causal" or name == "cudnn" else K
+    tensors = [numbers(*Q, rows=rows), *(numbers(*shape, rows=rows) for _ in "kv")]
+    bias = numbers(1, 4, 6, shape[2], grad=name == "efficient").expand(2, 4, 6, shape[2]) if kind == "bias" else None
+    if bias is not None and bias.requires_grad:
+        bias = bias.detach().requires_grad_()
+    operator, arguments = operator_of(name), arguments_of(name, tensors, bias, kind == "causal")
+    found = operator(*arguments)
+    require_form(found, operator, arguments)
+    wanted = [tensor for tensor in (*tensors, bias) if tensor is not None and tensor.requires_grad]
+    d_out = torch.ones_like(found[0])
+    gradients = torch.autograd.grad(found[0], wanted, d_out)
+    expected = with_expected(tensors, bias, kind == "causal")
+    assert sdpa.report() == ({f"_scaled_dot_product_{name}_attention": 1}, {})
+    assert operators == []
+    for own, other in zip((found[0], *gradients), expected, strict=True):
+        torch.testing.assert_close(own.float(), other, atol=0.03, rtol=0.02)
+
+
+def with_expected(tensors: list[Tensor], bias: Tensor | None, is_causal: bool) -> list[Tensor]:
+    own = [in_fp32(tensor) for tensor in (*tensors, bias)]
+    out = pytorch_sdpa(*own[:3], own[3], is_causal=is_causal)
+    return [out, *torch.autograd.grad(out, [t for t in own if t is not None and t.requires_grad], torch.ones_like(out))]
+
+
+def test_packed_operator(on_cpu: list[Tensors], operators: list[str]) -> None:
+    values, offsets = [numbers(14, 4, 8) for _ in "qkv"], torch.tensor([0, 5, 5, 14], dtype=torch.int32)
+    operator = torch.ops.aten._flash_attention_forward.default
+    arguments = (*values, offsets, offsets, 9, 9, 0.0, True, False)
+    found = operator(*arguments)
+    require_form(found, operator, arguments)
+    found[0].sum().backward()
+    q, k, v = (tensor[5:].transpose(0, 1).detach().float().requires_grad_() for tensor in values)
+    out = pytorch_sdpa(q, k, v, is_causal=True)
+    out.sum().backward()
+    torch.testing.assert_close(found[0][5:].transpose(0, 1).float(), out, atol=0.03, rtol=0.02)
+    assert values[0].grad is not None
+    torch.testing.assert_close(values[0].grad[5:].transpose(0, 1).float(), q.grad, atol=0.03, rtol=0.02)
+    whole = operator(values[0][None], values[1][None], values[2][None], None, None, 14, 14, 0.0, True, False, window_size_left=3)
+    assert whole[1].shape == (1, 4, 14)
+    assert sdpa.report() == ({"_flash_attention_forward": 2}, {})
+
+
+def test_operators_pass_on(on_cpu: list[Tensors], operators: list[str]) -> None:
+    q = numbers(*Q, grad=False)
+    calls = [
+        (operator_of("flash"), (q, q, q, 0.5), "dropout within a compiled graph or C++"),
+        (operator_of("flash"), (q, q, q, 0.0, False, True), "a dropout mask is asked for"),
+        (operator_of("efficient"), (q.float(), q.float(), q.float(), None, False), "dtype torch.float32"),
+        (operator_of("cudnn"), (numbers(*K), q, q, None, False, 0.0, True), "is_causal of cuDNN's operator where lengths differ"),
+    ]
+    with torch.no_grad():
+        for operator, arguments, _ in calls:
+            operator(*arguments)
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            operator_of("efficient")(q, q, q, None, False)
+    assert sdpa.report().run == {}
+    expected = [*(reason for *_, reason in calls), "PyTorch's flash backend is switched off"]
+    assert sorted(sdpa.report().passed_on) == sorted(expected)
+    assert len(operators) == len(expected)
+
+
+def test_backward_is_by_whoever_ran_forward(on_cpu: list[Tensors], operators: list[str]) -> None:
+    q = numbers(*Q)
+    backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+    with torch.no_grad():
+        out, lse, *others, seed, unused, _ = operator_of("flash")(q, q, q)
+        backward(out, q, q, q, out, lse, *others, 0.0, False, torch.zeros(2, dtype=torch.uint64), unused)
+        assert operators == ["_scaled_dot_product_flash_attention_backward"]
+        backward(out, q, q, q, out, lse, *others, 0.0, False, seed, unused)
+        assert len(operators) == 1
+        assert len(on_cpu) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_compiled_before_and_while_active(on_cpu: list[Tensors], operators: list[str], backend: str) -> None:
+    q, bias = numbers(*Q), numbers(2, 4, 6, 6)
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def flash(q: Tensor) -> Tensor:
+        return operator_of("flash")(q, q, q, 0.0, True)[0] * 2  # type: ignore[no-any-return]
+
+    @torch.compile(fullgraph=True, backend=backend)
+    def efficient(q: Tensor, bias: Tensor) -> Tensor:
+        return operator_of("efficient")(q, q, q, bias, True)[0] * 2  # type: ignore[no-any-return]
+
+    flash(q).sum().backward()
+    efficient(q, bias).sum().backward()
+    assert bias.grad is not None
+    assert sum(sdpa.report().run.values()) == 2
+    assert operators == []
+
+
+@pytest.mark.slow
+def test_compiled_by_name(on_cpu: list[Tensors]) -> None:
+    q, bias = numbers(*Q), numbers(4, 6, 6)
+
+    def call(q: Tensor, bias: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(q, q, q, bias)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    before = compiled(q, bias)
+    with sdpa.enabled():
+        torch.testing.assert_close(compiled(q, bias), before)
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(q, bias), before)
+    direct = torch.compile(sdpa.scaled_dot_product_attention, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(direct(q, q, q, bias), before, atol=0.03, rtol=0.02)
+    assert len(on_cpu) == 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["top-left", "grouped, masked", "bias of heads"])
+def test_kernels_in_the_emulator(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    tensors, options = TAKEN[name]()
+    check(tensors, **options)
+    assert sdpa.report() == ({SDPA: 1}, {})
+
+
+@pytest.mark.slow
+def test_nothing_is_active_after_importing() -> None:
+    code = (
+        "import torch; before = torch.nn.functional.scaled_dot_product_attention; from flashgen.integrations import sdpa; "
+        "print(torch.nn.functional.scaled_dot_product_attention is before, torch.nn.attention.current_flash_attention_impl())"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "FLASHGEN_CPU"}
+    found = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+    assert found.stdout == "True None\n"
