@@ -34,9 +34,10 @@ LIBRARY.define(f"attention{_ARGUMENTS}, bool? deterministic=None{_MODIFIERS} -> 
 
 
 @untraced
-def _forward_cuda(
+def forward_on_gpu(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, causal: bool, scale: float | None, layout: str, *modified: Any
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The operator `attention_forward` on a GPU, without PyTorch's dispatcher."""
     given, tensors = asked(*modified)
     return plans.plan_for(q, k, v, causal, scale, layout, given, tensors).run(q, k, v, True, *tensors)
 
@@ -107,10 +108,10 @@ def register_for_all_others(name: str, implementation: Callable[..., Any]) -> No
 
 for _name, _cuda, _elsewhere, _fake in (
     ("attention_output", _output_cuda, _output_elsewhere, _output_fake),
-    ("attention_forward", _forward_cuda, _forward_elsewhere, _forward_fake),
+    ("attention_forward", forward_on_gpu, _forward_elsewhere, _forward_fake),
     (
         "attention",
-        without_deterministic(_forward_cuda),
+        without_deterministic(forward_on_gpu),
         without_deterministic(_forward_elsewhere),
         without_deterministic(_forward_fake),
     ),

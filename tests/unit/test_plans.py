@@ -457,8 +457,8 @@ def test_each_operator_gives_what_its_schema_says(monkeypatch: pytest.MonkeyPatc
     arguments = call()
     implementations: dict[str, Any] = {
         "attention_output": registration._output_cuda,
-        "attention_forward": registration._forward_cuda,
-        "attention": registration.without_deterministic(registration._forward_cuda),
+        "attention_forward": registration.forward_on_gpu,
+        "attention": registration.without_deterministic(registration.forward_on_gpu),
     }
     for name, implementation in implementations.items():
         returns = getattr(torch.ops.flashgen, name).default._schema.returns

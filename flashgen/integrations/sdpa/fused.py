@@ -10,29 +10,28 @@ such a mark would tell a backward kernel whose random numbers it is to draw agai
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch.backends.cuda import flash_sdp_enabled
 
-from flashgen.api import attention
+from flashgen.codegen.seen import Causal
 from flashgen.launch.asked import Modified, names_with_gradients
 from flashgen.launch.keywords import modified_of_call
-from flashgen.operators.gradients import attention_backward, attention_tensors_backward
+from flashgen.operators.gradients import attention_backward, attention_tensors_backward, backward_on_gpu
+from flashgen.operators.registration import attention_forward, forward_on_gpu
 
 from .face import DTYPES
 
 Tensor = torch.Tensor
-_MARK = 1  # elements before a marked tensor in its storage
+_MARK = 2  # elements before a marked tensor in its storage: 16 bytes, to which Inductor expects outputs to be aligned
 
 
-def marked(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor in place of a seed, which `is_marked` knows."""
-    return torch.empty(_MARK + 2, dtype=dtype, device=device)[_MARK : _MARK + 2] if shape else _scalar(dtype, device)
-
-
-def _scalar(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.empty(_MARK + 1, dtype=dtype, device=device)[_MARK]
+def marked(query: Tensor, dtype: torch.dtype, size: int | None = None) -> Tensor:
+    """A tensor in place of a seed, on query's device, which `is_marked` knows. size: of its one dimension; none for a number."""
+    storage = query.new_empty(_MARK + (size or 1), dtype=dtype)
+    return storage[_MARK] if size is None else storage[_MARK:]
 
 
 def is_marked(seed: Tensor | None) -> bool:
@@ -105,7 +104,7 @@ def flash(
     """_scaled_dot_product_flash_attention."""
     out, lse = _forward(query, key, value, is_causal, scale)
     out = like_empty(out, query) if out.shape == query.shape else out
-    seed, unused = marked((2,), torch.uint64, query.device), torch.empty((), dtype=torch.uint64, device=query.device)
+    seed, unused = marked(query, torch.uint64, 2), query.new_empty((), dtype=torch.uint64)
     return out, lse, None, None, query.shape[2], key.shape[2], seed, unused, query.new_empty(0)
 
 
@@ -118,8 +117,9 @@ def efficient(
     out, lse = _forward(query, key, value, causal, scale, bias, layout="bshd")
     padded = lse.new_empty(*lse.shape[:2], -(-lse.shape[2] // 32) * 32 if wants_lse else 0)
     if wants_lse:
-        padded[..., : lse.shape[2]].copy_(lse)
-    return out, padded, _scalar(torch.int64, query.device), torch.empty((), dtype=torch.int64, device=query.device)
+        # 0 for a row that sees no key, as PyTorch's kernel has it: its backward kernel, and flashgen's, make nothing of that
+        torch.nan_to_num(lse, math.nan, math.inf, 0.0, out=padded[..., : lse.shape[2]])
+    return out, padded, marked(query, torch.int64), query.new_empty((), dtype=torch.int64)
 
 
 def cudnn(
@@ -128,7 +128,7 @@ def cudnn(
 ) -> tuple[Any, ...]:  # fmt: skip
     """_scaled_dot_product_cudnn_attention. out lies in memory as query does; lse: [batch, heads, len_q, 1]."""
     out, lse = _forward(query, key, value, is_causal, scale, bias)
-    seed, offset = _scalar(torch.int64, query.device), torch.empty((), dtype=torch.int64, device=query.device)
+    seed, offset = marked(query, torch.int64), query.new_empty((), dtype=torch.int64)
     return out, lse.unsqueeze(3), None, None, query.shape[2], key.shape[2], seed, offset, None
 
 
@@ -138,8 +138,9 @@ def _forward(
     """Out [batch, heads, len_q, head_dim_v], which lies in memory by `layout`, and lse."""
     layout = layout or layout_of(query)
     q, k, v = _laid_out(layout, query, key, value)
-    with torch.no_grad():  # of PyTorch's operator, whose backward kernel is another one
-        out, lse = attention(q, k, v, causal=causal, scale=scale, layout=layout, bias=bias, return_lse=True)
+    causal, modified = _told(query, key, causal, bias)
+    out, lse = (forward_on_gpu if q.is_cuda else attention_forward)(q, k, v, causal, scale, layout, *modified)
+    assert lse is not None
     return out if layout == "bhsd" else out.transpose(1, 2), lse
 
 
@@ -187,16 +188,25 @@ def _backward(
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of query, key and value, and of the bias if it is asked for."""
     layout = layout or layout_of(query)
-    modified: Modified | tuple[()] = ()
-    if bias is not None or isinstance(causal, str):
-        causal, modified, _ = modified_of_call(causal, None, None, None, None, bias, top_left=query.shape[2] - key.shape[2], q=query)
+    causal, modified = _told(query, key, causal, bias)
     if of_bias:
         names, sizes, numbers, tensors = modified  # type: ignore[misc]  # the bias is among them
         modified = names_with_gradients(names, (True,)), sizes, numbers, tensors
     tensors_of_call = *_laid_out(layout, query, key, value, out), lse, *_laid_out(layout, d_out)
-    operator = attention_tensors_backward if of_bias else attention_backward
-    d_q, d_k, d_v, *others = operator(*tensors_of_call, None, causal, scale, layout, None, *modified)
+    arguments = *tensors_of_call, None, causal, scale, layout, None, *modified
+    if query.is_cuda:
+        d_q, d_k, d_v, *others = backward_on_gpu(*arguments, of_tensors=of_bias)
+    else:
+        d_q, d_k, d_v, *others = (attention_tensors_backward if of_bias else attention_backward)(*arguments)
     return *_laid_out(layout, d_q, d_k, d_v), *others
+
+
+def _told(query: Tensor, key: Tensor, causal: Causal, bias: Tensor | None) -> tuple[bool, Modified | tuple[()]]:
+    """What flashgen's operators are told of the mask and the bias."""
+    if bias is None and not isinstance(causal, str):
+        return causal, ()
+    is_causal, modified, _ = modified_of_call(causal, None, None, None, None, bias, top_left=query.shape[2] - key.shape[2], q=query)
+    return is_causal, modified
 
 
 # ---- how tensors lie in memory
@@ -214,7 +224,6 @@ def _laid_out(layout: str, *tensors: Tensor) -> tuple[Tensor, ...]:
 
 def like_empty(found: Tensor, of: Tensor) -> Tensor:
     """With the strides of torch.empty_like(of), which fakes have."""
-    expected = torch.empty_like(of, device="meta").stride()
-    if found.stride() == expected:
+    if found.stride() == of.stride() or found.stride() == torch.empty_like(of, device="meta").stride():
         return found
     return torch.empty_like(of).copy_(found)

@@ -62,8 +62,8 @@ def packed_flash(
                 query, key, value, cu_seqlens_q=of_q, cu_seqlens_kv=of_k, max_seqlen_q=max_q, max_seqlen_kv=max_k, causal=is_causal,
                 scale=scale, window=window, return_lse=True,
             )  # fmt: skip
-    unused = torch.empty((), dtype=torch.uint64, device=query.device)
-    return like_empty(out, query), lse, marked((2,), torch.uint64, query.device), unused, query.new_empty(0)
+    unused = query.new_empty((), dtype=torch.uint64)
+    return like_empty(out, query), lse, marked(query, torch.uint64, 2), unused, query.new_empty(0)
 
 
 def packed_flash_backward(
