@@ -434,11 +434,25 @@ def test_backward_is_by_whoever_ran_forward(on_cpu: list[Tensors], operators: li
     backward = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
     with torch.no_grad():
         out, lse, *others, seed, unused, _ = operator_of("flash")(q, q, q)
+        assert seed.data_ptr() % 16 == 0  # Inductor asks for that
         backward(out, q, q, q, out, lse, *others, 0.0, False, torch.zeros(2, dtype=torch.uint64), unused)
         assert operators == ["_scaled_dot_product_flash_attention_backward"]
         backward(out, q, q, q, out, lse, *others, 0.0, False, seed, unused)
         assert len(operators) == 1
         assert len(on_cpu) == 2
+
+
+def test_lse_of_a_row_that_sees_no_key_is_that_of_pytorchs_kernel(on_cpu: list[Tensors], operators: list[str]) -> None:
+    q, bias = numbers(*Q), torch.zeros(2, 4, 6, 6, dtype=torch.bfloat16)
+    bias[:, :, 3] = float("-inf")
+    bias.requires_grad_()
+    out, lse, *_ = operator_of("efficient")(q, q, q, bias, True)
+    assert lse[:, :, 3].abs().max() == 0
+    out.sum().backward()
+    assert q.grad is not None
+    assert bias.grad is not None
+    assert q.grad.isfinite().all()
+    assert bias.grad[:, :, 3].abs().max() == 0
 
 
 @pytest.mark.slow
