@@ -130,6 +130,7 @@ TAKEN: dict[str, Callable[[], tuple[list[Tensor | None], dict[str, Any]]]] = {
     "grouped, masked": lambda: ([numbers(*Q), *(numbers(2, 2, 10, 8) for _ in "kv"), mask_of(6, 10)], {"enable_gqa": True}),
     "padding": lambda: ([numbers(*Q), numbers(*K), numbers(*K), mask_of(2, 1, 1, 10)], {}),
     "bias of heads": lambda: ([numbers(*Q), numbers(*K), numbers(*K), numbers(4, 6, 10)], {}),
+    "bias of fp32": lambda: ([numbers(*Q), numbers(*K), numbers(*K), numbers(4, 6, 10, dtype=torch.float32)], {}),
     "additive padding": lambda: ([numbers(*Q), numbers(*K), numbers(*K), numbers(2, 1, 1, 10)], {}),
     "3 dimensions": lambda: ([numbers(*Q[1:]), numbers(*K[1:]), numbers(*K[1:]), mask_of(4, 6, 10)], {}),
     "2 dimensions": lambda: ([numbers(*Q[2:]), numbers(*K[2:]), numbers(*K[2:])], {"is_causal": True}),
@@ -247,6 +248,9 @@ def test_pytorch_refuses_what_it_refused(on_cpu: list[Tensors]) -> None:
         (q, numbers(2, 2, 10, 8), numbers(2, 2, 10, 8)),
         (q, k, v, torch.ones(6, 10, dtype=torch.int64)),
         (q, k, None),
+        (q, k, v, None, 0.0, "lower_right"),
+        (q, k, v, None, 0.0, 1),
+        (q, k, v, None, -0.1),
     ]
     for arguments in refused:
         with pytest.raises((RuntimeError, TypeError)) as expected:

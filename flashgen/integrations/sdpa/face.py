@@ -23,6 +23,7 @@ Call = Callable[..., torch.Tensor]
 pytorch_sdpa: Call = torch._C._nn.scaled_dot_product_attention  # what torch.nn.functional has under that name
 DTYPES = {torch.bfloat16, torch.float16}
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
+_LOWER_RIGHT: Any = object()  # in place of is_causal, which is aligned top-left
 
 
 def scaled_dot_product_attention(
@@ -40,8 +41,8 @@ def scaled_dot_product_attention(
 
     query: [..., heads, len_q, head_dim]; key: [..., heads, len_kv, head_dim]; value: [..., heads, len_kv, head_dim_v]; any leading
        dimensions, or fewer. Or nested tensors of layout torch.jagged, [batch, heads, lengths, head_dim].
-    attn_mask: bool, True where a query sees a key, or numbers that are added to scaled scores, which have a gradient; of a shape that
-       broadcasts to [..., heads, len_q, len_kv]. Or a bias of torch.nn.attention.bias.
+    attn_mask: bool, True where a query sees a key, or numbers that are added to scaled scores, of query's dtype or fp32, which have a
+       gradient; of a shape that broadcasts to [..., heads, len_q, len_kv]. Or a bias of torch.nn.attention.bias.
     is_causal: query i sees the keys j <= i, from the top left also where lengths differ
     dropout_p, scale, enable_gqa: as PyTorch has them. Seeds come from PyTorch's generator, but its own kernels drop other elements.
     Returns [..., heads, len_q, head_dim_v]. A row that sees no key gives 0, as PyTorch's fused kernels do.
@@ -66,7 +67,7 @@ def attended_or_passed_on(
         if is_causal is not False:
             return of_causal_bias(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)  # which refuses it
         is_square = attn_mask.seq_len_q == attn_mask.seq_len_kv
-        asked = (None, dropout_p, "lower_right" if attn_mask.variant.name == "LOWER_RIGHT" and not is_square else True)
+        asked = (None, dropout_p, _LOWER_RIGHT if attn_mask.variant.name == "LOWER_RIGHT" and not is_square else True)
     tensors = (query, key, value, asked[0])
     if _autocasts() and isinstance(query, torch.Tensor) and torch.is_autocast_enabled(query.device.type):
         tensors = _autocast(*tensors)
@@ -120,7 +121,7 @@ def reason_against(
         mask_reason = _against_mask(attn_mask, query, key, is_causal)
         if mask_reason is not None:
             return mask_reason
-    elif is_causal not in (False, True, "lower_right"):
+    elif type(is_causal) is not bool and is_causal is not _LOWER_RIGHT:
         return "an is_causal that is no bool"
     if dropout_p != 0.0 and not 0.0 < dropout_p < 1.0:
         return "a dropout_p of 1, or beyond 0 and 1"
@@ -136,7 +137,7 @@ def _against_mask(attn_mask: Any, query: torch.Tensor, key: torch.Tensor, is_cau
         return "an attn_mask that is a subclass of Tensor"
     if is_causal is not False:
         return "attn_mask and is_causal at once"
-    if attn_mask.dtype != torch.bool and attn_mask.dtype != query.dtype:
+    if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
         return f"attn_mask of {attn_mask.dtype} beside {query.dtype}"
     rank, of_mask = query.ndim, attn_mask.ndim
     if not 2 <= of_mask <= rank or (rank > 4 and any(size != 1 for size in attn_mask.shape[:-3])):
@@ -174,7 +175,7 @@ def _attended(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float
     if query.ndim != 4:
         return _of_other_rank(query, key, value, attn_mask, dropout_p, is_causal, scale)
     causal: Causal = is_causal is not False
-    if causal and is_causal != "lower_right" and query.shape[2] != key.shape[2]:
+    if causal and is_causal is not _LOWER_RIGHT and query.shape[2] != key.shape[2]:
         causal = "top_left"
     strides, layout = query.stride(), "bhsd"
     if strides[1] < strides[2] and query.shape[2] > 1:  # [batch, len, heads, head_dim] in memory, as out will be, then
