@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
@@ -18,9 +19,13 @@ from torch import Tensor
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.overrides import TorchFunctionMode
 
+from flashgen.api import CaptureError
+from flashgen.build.artifact import CompileError
+from flashgen.codegen.errors import FlashgenError
 from flashgen.integrations import sdpa
-from flashgen.integrations.sdpa import activation
+from flashgen.integrations.sdpa import activation, face, fused
 from flashgen.integrations.sdpa.face import pytorch_sdpa
 from flashgen.launch import cpu as launch_cpu
 from flashgen.launch.tensors import Tensors
@@ -105,6 +110,10 @@ def in_fp32(tensor: Tensor | None) -> Tensor | None:
     return tensor.detach().float().requires_grad_(tensor.requires_grad)
 
 
+def attend_by_name(*tensors: Any) -> Any:
+    return functional.scaled_dot_product_attention(*tensors)
+
+
 def check(tensors: list[Tensor | None], **options: Any) -> None:
     """A call by flashgen, with gradients, beside PyTorch's in fp32."""
     found = with_gradients(attend, tensors, **options)
@@ -186,6 +195,14 @@ def test_causal_biases(on_cpu: list[Tensors]) -> None:
             face(*tensors, causal_lower_right(6, 10), is_causal=True)
 
 
+def test_a_causal_bias_of_other_lengths_is_passed_on(on_cpu: list[Tensors]) -> None:
+    with suppress(RuntimeError):  # as PyTorch without its flash kernel has it
+        attend(numbers(*Q), numbers(*K), numbers(*K), causal_lower_right(4, 5))
+    assert on_cpu == []
+    attend(numbers(*Q), numbers(*K), numbers(*K), causal_upper_left(4, 5))  # PyTorch asks no such bias for its lengths
+    assert sdpa.report() == ({SDPA: 1}, {})
+
+
 def test_nested_tensors(on_cpu: list[Tensors]) -> None:
     lengths, made = (5, 0, 9), []
     offsets = torch.tensor([0, 5, 5, 14])
@@ -233,6 +250,28 @@ def test_what_is_passed_on(on_cpu: list[Tensors], name: str) -> None:
     assert counted.startswith(reason)
     assert sdpa.report().run == {}
     assert on_cpu == []
+
+
+@pytest.mark.parametrize("error", [CaptureError("not while\na graph"), CompileError("no kernel:\nits log")])
+def test_kernels_that_cannot_be_had(on_cpu: list[Tensors], monkeypatch: pytest.MonkeyPatch, error: FlashgenError) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise error
+
+    monkeypatch.setattr(face, "attention", refuse)
+    tensors = [numbers(*Q), numbers(*K), numbers(*K)]
+    assert attend(*tensors).equal(pytorch_sdpa(*tensors))
+    assert sdpa.report() == ({}, {str(error).splitlines()[0]: 1})
+
+
+def test_kernels_that_fused_operators_cannot_have(on_cpu: list[Tensors], operators: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise CaptureError("not while a graph")
+
+    monkeypatch.setattr(fused, "attention_forward", refuse)
+    q = numbers(*Q, grad=False)
+    operator_of("flash")(q, q, q)
+    assert operators == ["_scaled_dot_product_flash_attention"]
+    assert sdpa.report() == ({}, {"not while a graph": 1})
 
 
 def test_cpu_tensors_are_passed_on_without_the_emulator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -332,6 +371,60 @@ def test_a_later_patch_stays(on_cpu: list[Tensors]) -> None:
         functional.scaled_dot_product_attention = patched = lambda *given, **options: ours(*given, **options)
     assert functional.scaled_dot_product_attention is patched
     functional.scaled_dot_product_attention = pytorch_sdpa
+
+
+def test_a_name_bound_or_wrapped_within_is_pytorchs_behind(on_cpu: list[Tensors]) -> None:
+    with sdpa.enabled():
+        bound: Any = functional.scaled_dot_product_attention
+        wrapped: Any = lambda *given, **options: bound(*given, **options)  # noqa: E731
+        functional.scaled_dot_product_attention = wrapped
+    tensors = [numbers(*Q), numbers(*K), numbers(*K)]
+    assert bound(*tensors).equal(pytorch_sdpa(*tensors))
+    assert wrapped(*tensors).equal(pytorch_sdpa(*tensors))
+    assert sdpa.report() == ({}, {})
+    with sdpa.enabled():
+        attend_by_name(*tensors)
+    assert sdpa.report() == ({SDPA: 1}, {})
+    functional.scaled_dot_product_attention = pytorch_sdpa
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_blocks_of_threads_that_overlap(first: int) -> None:
+    """first: which of the threads, as they entered, leaves first."""
+    may_leave, entered = [threading.Event(), threading.Event()], threading.Semaphore(0)
+
+    def block(i: int) -> None:
+        with sdpa.enabled():
+            entered.release()
+            assert may_leave[i].wait(20)
+
+    threads = [threading.Thread(target=block, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+        assert entered.acquire(timeout=20)
+    for i in (first, 1 - first):
+        assert torch.nn.attention.current_flash_attention_impl() == "flashgen"
+        may_leave[i].set()
+        threads[i].join()
+    assert torch.nn.attention.current_flash_attention_impl() is None
+
+
+def test_modes(on_cpu: list[Tensors]) -> None:
+    class Seen(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(function)
+            return function(*args, **(kwargs or {}))
+
+    seen: list[Any] = []
+    tensors = [numbers(*Q), numbers(*K), numbers(*K)]
+    with sdpa.enabled():
+        with torch.device("cpu"):
+            attend_by_name(*tensors).sum().backward()
+        assert sdpa.report(reset=True) == ({SDPA: 1}, {})
+        with torch.device("cpu"), Seen():
+            attend_by_name(*tensors)
+    assert pytorch_sdpa in seen
+    assert sdpa.report() == ({}, {"a TorchFunctionMode, which is to see PyTorch's function": 1})
 
 
 def test_a_choice_of_backends_is_kept(on_cpu: list[Tensors]) -> None:
@@ -446,6 +539,14 @@ def test_backward_is_by_whoever_ran_forward(on_cpu: list[Tensors], operators: li
         assert len(on_cpu) == 2
 
 
+def test_a_copied_mark_is_lost(on_cpu: list[Tensors], operators: list[str]) -> None:
+    q = numbers(*Q)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
+        out = operator_of("flash")(q, q, q)[0]
+    out.sum().backward()
+    assert operators == ["_scaled_dot_product_flash_attention_backward"]
+
+
 def test_lse_of_a_row_that_sees_no_key_is_that_of_pytorchs_kernel(on_cpu: list[Tensors], operators: list[str]) -> None:
     q, bias = numbers(*Q), torch.zeros(2, 4, 6, 6, dtype=torch.bfloat16)
     bias[:, :, 3] = float("-inf")
@@ -495,6 +596,49 @@ def test_compiled_by_name(on_cpu: list[Tensors]) -> None:
     direct = torch.compile(sdpa.scaled_dot_product_attention, fullgraph=True, backend="aot_eager")
     torch.testing.assert_close(direct(q, q, q, bias), before, atol=0.03, rtol=0.02)
     assert len(on_cpu) == 1
+
+
+COMPILED: dict[str, tuple[Callable[[], list[Tensor | None]], bool]] = {  # and whether flashgen takes them
+    "rows": (lambda: [numbers(*Q, rows=True), numbers(*K, rows=True), numbers(*K)], True),
+    "3 dimensions": (lambda: [numbers(*Q[1:]), numbers(*K[1:]), numbers(*K[1:]), mask_of(4, 1, 10)], True),
+    "last stride": (lambda: [numbers(2, 4, 6, 16, grad=False)[..., ::2]] * 3, False),
+    "unaligned rows": (lambda: [numbers(2, 4, 6, 12, grad=False)[..., :8]] * 3, False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("name", COMPILED)
+def test_what_compiled_calls_are_passed_on(on_cpu: list[Tensors], name: str, dynamic: bool) -> None:
+    made, is_taken = COMPILED[name]
+    tensors = made()
+    torch._dynamo.reset()
+    compiled: Any = torch.compile(attend, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    found = compiled(*tensors)
+    torch.testing.assert_close(found, pytorch_sdpa(*tensors), atol=0.03, rtol=0.02)
+    assert bool(on_cpu) == is_taken
+
+
+@pytest.mark.slow
+def test_pytorch_refuses_a_mask_in_a_graph(on_cpu: list[Tensors]) -> None:
+    compiled: Any = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    with pytest.raises(RuntimeError) as error:
+        compiled(numbers(*Q), numbers(*K), numbers(*K), mask_of(6, 9))
+    assert "mask must" not in str(error.value)
+
+
+@pytest.mark.slow
+def test_compiled_autocast(on_cpu: list[Tensors]) -> None:
+    tensors: list[Tensor | None] = [numbers(*Q, dtype=torch.float32), numbers(*K), numbers(*K), numbers(6, 10, dtype=torch.float32)]
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    for dtype in (torch.float16, torch.bfloat16):
+        with torch.autocast("cpu", dtype):
+            found = with_gradients(compiled, tensors)
+            expected = with_gradients(attend, tensors)
+        assert [each.dtype for each in found] == [each.dtype for each in expected] == [dtype, *(t.dtype for t in tensors if t is not None)]
+        for own, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(own, other, atol=0.03, rtol=0.02)
+    assert len(on_cpu) == 8
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ do (fused.py). Restoring takes both back.
 from __future__ import annotations
 
 import functools
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,14 +23,15 @@ from torch.nn.attention import (
     register_flash_attention_impl,
     restore_flash_attention_impl,
 )
-
-from flashgen.codegen.errors import ArgumentError
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from . import counted, fused, packed
-from .face import NAME, attended_or_passed_on, is_causal_bias, of_causal_bias
+from .face import REFUSALS, attended_or_passed_on, is_causal_bias, of_causal_bias, reason_of
 
 IMPLEMENTATION = "flashgen"
-_has_function_mode = getattr(torch._C, "_is_torch_function_mode_enabled", bool)  # modes are to see PyTorch's function, not this one
+_has_function_mode = getattr(torch._C, "_is_torch_function_mode_enabled", bool)
+_lock = threading.RLock()  # PyTorch's registry has none
 
 # Operators of PyTorch: why flashgen does not take a call, and what runs it.
 FORWARD: dict[str, tuple[Callable[..., str | None], Callable[..., Any]]] = {
@@ -52,37 +54,65 @@ def activate() -> None:
 
     The same as torch.nn.attention.activate_flash_attention_impl("flashgen"): another active implementation is restored first.
     """
-    if current_flash_attention_impl() != IMPLEMENTATION:
-        activate_flash_attention_impl(IMPLEMENTATION)
+    with _lock:
+        if current_flash_attention_impl() != IMPLEMENTATION:
+            activate_flash_attention_impl(IMPLEMENTATION)
 
 
 def deactivate() -> None:
     """Takes `activate` back. Nothing happens where another implementation, or none, is active."""
-    if current_flash_attention_impl() == IMPLEMENTATION:
-        restore_flash_attention_impl()
+    with _lock:
+        if current_flash_attention_impl() == IMPLEMENTATION:
+            restore_flash_attention_impl()
+
+
+class _Block:
+    """An `enabled` that is not left yet. before: what it is to restore."""
+
+    def __init__(self, before: str | None) -> None:
+        self.before = before
+
+
+_blocks: list[_Block] = []  # in all threads, as they were entered
 
 
 @contextmanager
 def enabled() -> Iterator[None]:
-    """`activate` within a with statement. What was active before is active again behind it, after an exception, too."""
-    before = current_flash_attention_impl()
-    activate()
+    """`activate` within a with statement. What was active before is active again behind it, after an exception, too.
+
+    For all threads: where blocks of several threads overlap, flashgen is active until the last of them is left.
+    """
+    with _lock:
+        block = _Block(current_flash_attention_impl())
+        activate()
+        _blocks.append(block)
     try:
         yield
     finally:
-        if current_flash_attention_impl() != before:
-            if before is not None:
-                activate_flash_attention_impl(before)
+        with _lock:
+            i = _blocks.index(block)
+            del _blocks[i]
+            if i < len(_blocks):
+                _blocks[i].before = block.before  # of a thread that entered later and is still within: it restores that
             else:
-                restore_flash_attention_impl()
+                _restore(block.before)
+
+
+def _restore(before: str | None) -> None:
+    if current_flash_attention_impl() != before:
+        if before is not None:
+            activate_flash_attention_impl(before)
+        else:
+            restore_flash_attention_impl()
 
 
 class Activation:
     """What is in place of PyTorch's own while flashgen is active. Of `dispatch_key` those operators that have a kernel there."""
 
     def __init__(self, dispatch_key: str = "CUDA") -> None:
+        self.is_active = True
         self._before = functional.scaled_dot_product_attention
-        self._face = _face_before(self._before)
+        self._face = _face_before(self._before, self)
         self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL")
         for name, (reason_against, run) in FORWARD.items():
             self._register(name, dispatch_key, functools.partial(_forward_kernel, name, reason_against, run))
@@ -102,13 +132,19 @@ class Activation:
 
     def remove(self) -> None:
         """PyTorch's registry calls this to restore what was there before."""
+        self.is_active = False
         if functional.scaled_dot_product_attention is self._face:
             functional.scaled_dot_product_attention = self._before
         self._library = None
 
 
-def _face_before(before: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """What torch.nn.functional has under `before`'s name while flashgen is active."""
+def _mode_sees_calls() -> bool:
+    """Whether a TorchFunctionMode is to see PyTorch's function. That of torch.set_default_device, and of torch.device, is not."""
+    return _has_function_mode() and any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())
+
+
+def _face_before(before: Callable[..., torch.Tensor], activation: Activation) -> Callable[..., torch.Tensor]:
+    """What torch.nn.functional has under `before`'s name during an activation. Whoever binds or wraps it then has it behind that, too."""
 
     @functools.wraps(before)
     def scaled_dot_product_attention(
@@ -124,17 +160,20 @@ def _face_before(before: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
     ) -> torch.Tensor:
         if is_dynamo_compiling() and is_causal_bias(attn_mask):
             return of_causal_bias(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-        if is_dynamo_compiling() or _has_function_mode():
+        if is_dynamo_compiling() or not activation.is_active:
             return before(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        if not (flash_sdp_enabled() and math_sdp_enabled()):  # sdpa_kernel has chosen: flashgen takes what comes to a fused operator
-            calls = counted.calls_of_thread()
-            found = before(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-            if counted.calls_of_thread() == calls:
-                counted.passed_on("PyTorch is told which backend to take")
-            return found
-        return attended_or_passed_on(before, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        if not (flash_sdp_enabled() and math_sdp_enabled()):
+            reason = "PyTorch is told which backend to take"
+        elif _mode_sees_calls():
+            reason = "a TorchFunctionMode, which is to see PyTorch's function"
+        else:
+            return attended_or_passed_on(before, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+        calls = counted.calls_of_thread()
+        found = before(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        if counted.calls_of_thread() == calls:  # else flashgen took what came to a fused operator, or has counted why not
+            counted.passed_on(reason)
+        return found
 
-    assert scaled_dot_product_attention.__name__ == NAME
     return scaled_dot_product_attention
 
 
@@ -144,8 +183,8 @@ def _forward_kernel(name: str, reason_against: Callable[..., str | None], run: C
         if reason is None:
             try:
                 found = run(*arguments, **options)
-            except ArgumentError as error:
-                reason = str(error)
+            except REFUSALS as error:
+                reason = reason_of(error)
             else:
                 counted.ran(name)
                 return found

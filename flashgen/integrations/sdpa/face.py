@@ -10,8 +10,9 @@ import torch
 from torch.autograd import forward_ad
 from torch.compiler import is_dynamo_compiling
 
-from flashgen.api import attention
-from flashgen.codegen.errors import ArgumentError
+from flashgen.api import CaptureError, attention
+from flashgen.build.artifact import CompileError
+from flashgen.codegen.errors import ArgumentError, FlashgenError
 from flashgen.codegen.seen import Causal
 from flashgen.operators.autograd import is_transformed
 from flashgen.varlen import attention_varlen
@@ -22,7 +23,11 @@ NAME = "scaled_dot_product_attention"
 Call = Callable[..., torch.Tensor]
 pytorch_sdpa: Call = torch._C._nn.scaled_dot_product_attention  # what torch.nn.functional has under that name
 DTYPES = {torch.bfloat16, torch.float16}
+# flashgen's errors whose calls are passed on: what kernels cannot take, a kernel that is not there yet while a CUDA graph is captured, and
+# one that does not compile. Faults of the driver, and a compiler that is missing, stay errors.
+REFUSALS = (ArgumentError, CaptureError, CompileError)
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
+_ALIGNED = 8  # elements, to which rows are aligned: 16 bytes
 _LOWER_RIGHT: Any = object()  # in place of is_causal, which is aligned top-left
 
 
@@ -51,9 +56,12 @@ def scaled_dot_product_attention(
     computes, or refuses: `report` says how often, and why. Raises what PyTorch raises.
     """
     if is_dynamo_compiling():
-        is_plain = type(attn_mask) in _NO_MASK and not query.is_nested
-        if is_plain and reason_against(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa) is None:
-            return _attended(query, key, value, attn_mask, dropout_p, is_causal, scale)
+        if type(attn_mask) in _NO_MASK and not query.is_nested:
+            tensors = (query, key, value, attn_mask)
+            if torch.is_autocast_enabled(query.device.type):
+                tensors = _autocast(*tensors)
+            if reason_against(*tensors, dropout_p, is_causal, scale, enable_gqa) is None and _is_laid_out(*tensors):
+                return _attended(*tensors, dropout_p, is_causal, scale)
         return pytorch_sdpa(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return attended_or_passed_on(pytorch_sdpa, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
 
@@ -62,21 +70,26 @@ def attended_or_passed_on(
     before: Call, query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any
 ) -> torch.Tensor:
     """The call by flashgen, or by `before`, with what autocast makes of its tensors. Not while torch.compile traces."""
-    asked = (attn_mask, dropout_p, is_causal)
+    asked, sizes = (attn_mask, dropout_p, is_causal), None
     if is_causal_bias(attn_mask):
         if is_causal is not False:
             return of_causal_bias(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)  # which refuses it
-        is_square = attn_mask.seq_len_q == attn_mask.seq_len_kv
-        asked = (None, dropout_p, _LOWER_RIGHT if attn_mask.variant.name == "LOWER_RIGHT" and not is_square else True)
+        if (
+            attn_mask.variant.name == "LOWER_RIGHT" and attn_mask.seq_len_q != attn_mask.seq_len_kv
+        ):  # else PyTorch has it top-left, of any sizes
+            sizes = attn_mask.seq_len_q, attn_mask.seq_len_kv
+        asked = (None, dropout_p, True if sizes is None else _LOWER_RIGHT)
     tensors = (query, key, value, asked[0])
     if _autocasts() and isinstance(query, torch.Tensor) and torch.is_autocast_enabled(query.device.type):
         tensors = _autocast(*tensors)
     reason = reason_against(*tensors, *asked[1:], scale, enable_gqa)
+    if reason is None and sizes is not None and sizes != (query.shape[-2], key.shape[-2]):
+        reason = "a causal_lower_right of other lengths than those of query and key"
     if reason is None:
         try:
             found = _attended(*tensors, *asked[1:], scale)
-        except ArgumentError as error:
-            reason = str(error)
+        except REFUSALS as error:
+            reason = reason_of(error)
         else:
             counted.ran(NAME)
             return found
@@ -88,6 +101,11 @@ def attended_or_passed_on(
     if counted.calls_of_thread() == calls:  # else a fused operator within has counted the call
         counted.passed_on(reason)
     return found
+
+
+def reason_of(error: FlashgenError) -> str:
+    """What is counted of an error among REFUSALS: not the compiler's log below the first line."""
+    return str(error).partition("\n")[0]
 
 
 def reason_against(
@@ -202,6 +220,19 @@ def _of_other_rank(
             attn_mask = attn_mask.reshape(attn_mask.shape[-3:])
     out = _attended(q, k, v, attn_mask, dropout_p, is_causal, scale)
     return out.reshape(*leading, *out.shape[1:]) if query.ndim > 4 else out.reshape(*query.shape[:-1], value.shape[-1])
+
+
+def _is_laid_out(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attn_mask: Any) -> bool:
+    """Whether `flashgen.attention` takes these strides, and this shape of a mask: in a graph nobody would catch its error."""
+    for tensor in (query, key, value):
+        *sizes, _ = tensor.shape
+        *strides, last = tensor.stride()
+        if last != 1 or any(size > 1 and stride % _ALIGNED for size, stride in zip(sizes, strides, strict=True)):
+            return False
+    if attn_mask is None:
+        return True
+    of_scores = (*query.shape[:-1], key.shape[-2])
+    return all(own in (1, size) for own, size in zip(attn_mask.shape[::-1], of_scores[::-1], strict=False))
 
 
 def is_causal_bias(attn_mask: Any) -> bool:

@@ -3,9 +3,10 @@
 These are the operators that aten::scaled_dot_product_attention chooses among. Compiled graphs, PyTorch's C++ and jagged tensors call them
 past its Python name. What is returned has the shapes and strides of PyTorch's fakes, which compiled graphs count on.
 
-Forward kernels mark the tensor that would hold the seed of dropout by its storage offset. It reaches the backward kernel by any way that
-saved tensors take, so that one with the mark is flashgen's, and another one of PyTorch's kernel. Dropout itself is passed on: nothing but
-such a mark would tell a backward kernel whose random numbers it is to draw again.
+Forward kernels mark the tensor that would hold the seed of dropout by its storage offset: a backward call with the mark is flashgen's, and
+another one PyTorch's kernel's. Autograd, checkpointing and compiled graphs hand on the tensor itself. A hook that copies saved tensors, as
+torch.autograd.graph.save_on_cpu does, loses the mark: then PyTorch's kernel computes gradients, of flashgen's out and lse, which are to it
+what its own are. So dropout is passed on: with a copy, nothing would tell a backward kernel whose random numbers it is to draw again.
 """
 
 from __future__ import annotations
