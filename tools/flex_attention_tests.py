@@ -11,27 +11,23 @@ Counts of passed and failed cases are printed, and of skipped ones by their reas
 
 from __future__ import annotations
 
-import argparse
-import importlib.util
-import itertools
-import multiprocessing
-import os
 import random
 import re
 import sys
 import time
 import unittest
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.compiler import is_compiling
 from torch.nn.attention import flex_attention as theirs
 
 from flashgen.integrations import flex_attention as ours
+from tools.upstream_tests import Outcome, in_turns, loaded, parsed_options, run_all
 
 # Names of tests that are not about what a call gives: generated code, tuning, the operator itself, kernels for CPUs, other dtypes.
 _NOT_OF_CALLS = re.compile(
@@ -50,15 +46,6 @@ def flex_attention(query: Any, key: Any, value: Any, *given: Any, **named: Any) 
     return theirs.flex_attention(query, key, value, *given, **named)
 
 
-class Outcome(NamedTuple):
-    """What became of a case: passed, failed or skipped, why, and in how many seconds."""
-
-    case: str
-    result: str
-    reason: str
-    seconds: float
-
-
 _loaded: ModuleType | None = None  # a process has one
 
 
@@ -66,12 +53,7 @@ def load(path: Path) -> ModuleType:
     """The file as a module, with flashgen's function by the name of PyTorch's."""
     global _loaded
     if _loaded is None:
-        sys.path.insert(0, str(path.parent))
-        spec = importlib.util.spec_from_file_location(path.stem, path)
-        assert spec is not None
-        assert spec.loader is not None
-        _loaded = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(_loaded)
+        _loaded = loaded(path)
         _loaded.flex_attention = flex_attention  # type: ignore[attr-defined]
     return _loaded
 
@@ -95,9 +77,7 @@ def _function(case: str) -> str:
 def drawn_cases(of_functions: dict[str, list[str]], count: int, seed: int) -> list[str]:
     """As many different cases, the same number of each function as far as it has so many."""
     generator = random.Random(seed)
-    shuffled = [generator.sample(cases, len(cases)) for _, cases in sorted(of_functions.items())]
-    rounds: Iterator[tuple[str | None, ...]] = itertools.zip_longest(*shuffled)
-    return [case for case in itertools.chain.from_iterable(rounds) if case is not None][:count]
+    return in_turns([generator.sample(cases, len(cases)) for _, cases in sorted(of_functions.items())], count)
 
 
 def run(path: Path, case: str) -> Outcome:
@@ -110,60 +90,20 @@ def run(path: Path, case: str) -> Outcome:
     torch.cuda.empty_cache()
     seconds = time.monotonic() - start
     if result.skipped:
-        return Outcome(case, "skipped", result.skipped[0][1], seconds)
+        return Outcome(_function(name), case, "skipped", result.skipped[0][1], seconds)
     if wrong := result.errors + result.failures:
         lines = [line for line in wrong[0][1].splitlines() if line.strip()]
-        return Outcome(case, "failed", " / ".join(lines[-6:])[-_FIRST_LINE:], seconds)
+        return Outcome(_function(name), case, "failed", " / ".join(lines[-6:])[-_FIRST_LINE:], seconds)
     if _calls[0] == before:
-        return Outcome(case, "skipped", "flashgen was not called", seconds)
-    return Outcome(case, "passed", "", seconds)
-
-
-def _run(arguments: tuple[Path, str]) -> Outcome:
-    return run(*arguments)
-
-
-def _begin() -> None:
-    """Of a process of the pool: what tests print goes nowhere."""
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for the life of the process
+        return Outcome(_function(name), case, "skipped", "flashgen was not called", seconds)
+    return Outcome(_function(name), case, "passed", "", seconds)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--cases", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
-    parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), metavar=("PART", "OF"), help="every OF-th case alone, from PART on")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="do not wait longer for results")
-    options = parser.parse_args(argv)
-    path = options.file.resolve()
-    of_functions = cases_of(load(path))
-    drawn = drawn_cases(of_functions, options.cases, options.seed)
-    cases = drawn[options.part[0] :: options.part[1]]
-    total = sum(map(len, of_functions.values()))
-    print(f"seed {options.seed}: {len(cases)} cases of {len(drawn)} drawn, of {total} in {len(of_functions)} test functions", flush=True)
-    outcomes: list[Outcome] = []
-    start = time.monotonic()
-    pool = multiprocessing.get_context("spawn").Pool(options.processes, _begin)
-    try:
-        results = pool.imap_unordered(_run, [(path, case) for case in cases])
-        for _ in cases:
-            outcomes.append(results.next(timeout=max(0.1, options.seconds - (time.monotonic() - start))))
-            if outcomes[-1].result == "failed":
-                print(f"failed {outcomes[-1].case}: {outcomes[-1].reason}", flush=True)
-    except multiprocessing.TimeoutError:
-        print(f"stopped after {options.seconds:.0f} s: {len(cases) - len(outcomes)} cases have not been run")
-    finally:
-        pool.terminate()
-    counts = Counter(outcome.result for outcome in outcomes)
-    slowest = max((outcome.seconds for outcome in outcomes), default=0.0)
-    results_of = ", ".join(f"{result} {counts[result]}" for result in ("passed", "failed", "skipped"))
-    print(f"{results_of}, in {time.monotonic() - start:.0f} s; the slowest took {slowest:.1f} s")
-    for reason, number in Counter(outcome.reason for outcome in outcomes if outcome.result == "skipped").most_common():
-        print(f"  skipped {number}: {reason}")
-    return 1 if counts["failed"] or len(outcomes) < len(cases) else 0
+    options = parsed_options(__doc__, 300, argv)
+    of_functions = cases_of(load(options.file))
+    return run_all(partial(run, options.file), drawn_cases(of_functions, options.cases, options.seed), sorted(of_functions), options)
 
 
 if __name__ == "__main__":

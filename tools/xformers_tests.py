@@ -11,23 +11,17 @@ their parameters and the beginning of what they say. Exit 1 if one fails, or has
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import itertools
-import multiprocessing
-import os
 import random
 import sys
-import time
-import traceback
 import types
-from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
-import pytest
 import torch
 import xformers.ops
 from xformers.ops import fmha
@@ -35,6 +29,7 @@ from xformers.ops.fmha.common import AttentionBwOpBase, AttentionFwOpBase, _is_b
 
 from flashgen.integrations import xformers as ours
 from flashgen.integrations.xformers_biases import _ROUTES
+from tools.upstream_tests import Case, Outcome, in_turns, outcome_of, parameters, parametrisations, parsed_options, run_all
 
 # What the file tests of a call; the rest is about xformers' operators, which it looks up and refuses by, and about biases alone.
 FUNCTIONS = (
@@ -55,7 +50,6 @@ FUNCTIONS = (
     "test_attn_bias_padded",
     "test_paged_attention_flash",
 )
-_FIRST_LINE = 400  # characters
 _BIASES = (type(None), torch.Tensor, fmha.attn_bias.LowerTriangularMask, fmha.attn_bias.LowerTriangularMaskWithTensorBias, *_ROUTES)
 
 
@@ -99,22 +93,6 @@ class StandInBw(_Limits, AttentionBwOpBase):  # type: ignore[misc]
     SUPPORTED_ATTN_BIAS_TYPES = tuple(kind for kind in _BIASES if "Paged" not in kind.__name__ and "Gappy" not in kind.__name__)
 
 
-class Case(NamedTuple):
-    """A test function, and the number of each parametrisation's value."""
-
-    function: str
-    values: tuple[int, ...]
-
-
-class Outcome(NamedTuple):
-    """What became of a case: passed, failed or skipped, why, and in how many seconds."""
-
-    case: Case
-    result: str
-    reason: str
-    seconds: float
-
-
 _loaded: ModuleType | None = None  # a process has one
 
 
@@ -151,24 +129,6 @@ def _without_stand_ins(function: Any) -> Any:
     return call
 
 
-def parametrisations(function: Any) -> list[tuple[tuple[str, ...], list[Any]]]:
-    """The names that each one has, and its values."""
-    found = []
-    for mark in getattr(function, "pytestmark", []):
-        if mark.name == "parametrize":
-            values = mark.args[1] if len(mark.args) > 1 else mark.kwargs["argvalues"]
-            found.append((tuple(mark.args[0].replace(" ", "").split(",")), list(values)))
-    return found
-
-
-def parameters(tests: ModuleType, case: Case) -> dict[str, Any]:
-    """By name."""
-    found: dict[str, Any] = {}
-    for (names, values), number in zip(parametrisations(getattr(tests, case.function)), case.values, strict=True):
-        found |= {names[0]: values[number]} if len(names) == 1 else dict(zip(names, values[number], strict=True))
-    return found
-
-
 def is_run(given: dict[str, Any]) -> bool:
     """Whether a case is one of the stand-ins', of a GPU, and of a combination that the file does not skip."""
     flat = list(itertools.chain.from_iterable(value if isinstance(value, tuple) else (value,) for value in given.values()))
@@ -192,85 +152,26 @@ def is_run(given: dict[str, Any]) -> bool:
 def drawn_cases(tests: ModuleType, count: int, seed: int) -> list[Case]:
     """As many different cases, the same number of each function as far as it has so many."""
     generator = random.Random(seed)
-    left: dict[str, list[Case]] = {}
+    of_functions = []
     for name in FUNCTIONS:
-        sizes = [range(len(values)) for _, values in parametrisations(getattr(tests, name))]
-        cases = [
-            case
-            for case in itertools.starmap(Case, ((name, values) for values in itertools.product(*sizes)))
-            if is_run(parameters(tests, case))
-        ]
+        numbers = itertools.product(*(range(len(values)) for _, values in parametrisations(getattr(tests, name))))
+        cases = [case for case in (Case(name, values) for values in numbers) if is_run(parameters(tests, case))]
         generator.shuffle(cases)
-        left[name] = cases
-    rounds = itertools.zip_longest(*left.values())
-    return [case for case in itertools.chain.from_iterable(rounds) if case is not None][:count]
+        of_functions.append(cases)
+    return in_turns(of_functions, count)
 
 
 def run(path: Path, case: Case) -> Outcome:
     """Runs one case, in this process."""
-    tests, start = load(path), time.monotonic()
-    result, reason = "passed", ""
     random.seed(str(case))
-    try:
-        getattr(tests, case.function)(**parameters(tests, case))
-    except pytest.skip.Exception as skipped:
-        result, reason = "skipped", str(skipped)
-    except Exception as error:
-        frames = traceback.extract_tb(error.__traceback__)
-        line = next((frame.line for frame in reversed(frames) if frame.filename == str(path)), "")
-        result, reason = "failed", f"{type(error).__name__}: {str(error)[:_FIRST_LINE]} at {line}"
-    torch.cuda.empty_cache()
-    return Outcome(case, result, reason, time.monotonic() - start)
-
-
-def _run(arguments: tuple[Path, Case]) -> Outcome:
-    return run(*arguments)
-
-
-def _begin() -> None:
-    """Of a process of the pool: what tests print goes nowhere."""
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for the life of the process
+    return outcome_of(load(path), case)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("file", type=Path)
-    parser.add_argument("--cases", type=int, default=300)
-    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
-    parser.add_argument("--processes", type=int, default=8)
-    parser.add_argument("--part", type=int, nargs=2, default=(0, 1), metavar=("PART", "OF"), help="every OF-th case alone, from PART on")
-    parser.add_argument("--seconds", type=float, default=float("inf"), help="do not wait longer for results")
-    options = parser.parse_args(argv)
-    path = options.file.resolve()
-    tests = load(path)
-    drawn = drawn_cases(tests, options.cases, options.seed)
-    cases = drawn[options.part[0] :: options.part[1]]
-    print(f"seed {options.seed}: {len(cases)} cases of {len(drawn)} drawn, of {len(FUNCTIONS)} test functions", flush=True)
-    outcomes: list[Outcome] = []
-    start = time.monotonic()
-    pool = multiprocessing.get_context("spawn").Pool(options.processes, _begin)
-    try:
-        results = pool.imap_unordered(_run, [(path, case) for case in cases])
-        for _ in cases:
-            outcomes.append(results.next(timeout=max(0.1, options.seconds - (time.monotonic() - start))))
-            last = outcomes[-1]
-            if last.result == "failed":
-                print(f"failed {last.case.function} {parameters(tests, last.case)}: {last.reason}", flush=True)
-    except multiprocessing.TimeoutError:
-        print(f"stopped after {options.seconds:.0f} s: {len(cases) - len(outcomes)} cases have not been run")
-    finally:
-        pool.terminate()
-    counts = Counter(outcome.result for outcome in outcomes)
-    print(f"passed {counts['passed']}, failed {counts['failed']}, skipped {counts['skipped']}, in {time.monotonic() - start:.0f} s")
-    for reason, number in Counter(outcome.reason for outcome in outcomes if outcome.result == "skipped").most_common():
-        print(f"  skipped {number}: {reason}")
-    for name in FUNCTIONS:
-        own = [outcome for outcome in outcomes if outcome.case.function == name]
-        by_result = Counter(outcome.result for outcome in own)
-        slowest = max((outcome.seconds for outcome in own), default=0.0)
-        print(f"  {name}: {', '.join(f'{by_result[r]} {r}' for r in sorted(by_result))}; the slowest took {slowest:.1f} s")
-    return 1 if counts["failed"] or len(outcomes) < len(cases) else 0
+    options = parsed_options(__doc__, 300, argv)
+    drawn = drawn_cases(load(options.file), options.cases, options.seed)
+    return run_all(partial(run, options.file), drawn, FUNCTIONS, options)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import pytest
 
 from flashgen.integrations import flash_attn
 from tools import flash_attn_tests
-from tools.flash_attn_tests import Case, drawn_cases, functions, load, parameters, run
+from tools.flash_attn_tests import drawn_cases, functions, load, run
+from tools.upstream_tests import Case, parameters, parts
 
 FILE = """
 import pytest
@@ -45,7 +46,7 @@ def test_cases_are_those_of_the_file(file: Path) -> None:
     assert tests.flash_attn_func is flash_attn.flash_attn_func
     assert functions(tests) == {"test_all": [(("seqlen_q", "seqlen_k"), [(1, 2), (3, 4), (5, 6)]), (("dtype",), ["half", "bfloat"])]}
     assert parameters(tests, Case("test_all", (1, 0))) == {"seqlen_q": 3, "seqlen_k": 4, "dtype": "half"}
-    found = {(i, j): run(file, Case("test_all", (i, j)))[1:3] for i in range(3) for j in range(2)}
+    found = {(i, j): run(file, Case("test_all", (i, j)))[2:4] for i in range(3) for j in range(2)}
     assert found == {
         (0, 0): ("passed", ""),
         (0, 1): ("failed", 'AssertionError: bfloat at assert dtype == "half", dtype'),
@@ -69,7 +70,7 @@ def test_a_run_counts_what_becomes_of_cases(file: Path, capsys: pytest.CaptureFi
 
 
 def test_parts_are_every_so_many() -> None:
-    assert flash_attn_tests._parts("1,2,3/4") == ([1, 2, 3], 4)
+    assert parts("1,2,3/4") == ([1, 2, 3], 4)
 
 
 def test_functions_have_equal_shares() -> None:
