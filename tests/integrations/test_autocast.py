@@ -57,6 +57,7 @@ def test_fp64_is_refused_under_autocast_too() -> None:
         flashgen.attention(*tensors(torch.float64, torch.float64, torch.float64))
 
 
+@pytest.mark.slow
 def test_packed_sequences_and_caches_are_cast_as_well() -> None:
     q, k, v = tensors(FP32, FP32, FP32)
     cu_seqlens = torch.tensor([0, 4, 9], dtype=torch.int32)

@@ -119,7 +119,11 @@ def test_padding(name: str, grad: bool, rows: list[int]) -> None:
     assert_same(*logits)
 
 
-@pytest.mark.parametrize("rows", [[1] * LENGTH, IN_FRONT, BEHIND], ids=["whole", "left", "right"])
+@pytest.mark.parametrize(
+    "rows",
+    [pytest.param([1] * LENGTH, marks=pytest.mark.slow), IN_FRONT, pytest.param(BEHIND, marks=pytest.mark.slow)],
+    ids=["whole", "left", "right"],
+)
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 @pytest.mark.parametrize("architecture", [each for each in ARCHITECTURES.values() if each.generates], ids=lambda each: each.name)
 def test_tokens(architecture: Architecture, cache: str, rows: list[int]) -> None:
@@ -138,6 +142,7 @@ def test_tokens(architecture: Architecture, cache: str, rows: list[int]) -> None
     assert tokens[0] == tokens[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [{"num_beams": 3}, {"num_beams": 3, "cache_implementation": "static"}, {"prompt_lookup_num_tokens": 3}])
 def test_beams_and_guessed_tokens(more: dict[str, Any]) -> None:
     """Caches whose sequences change places, and steps of several tokens of which some are taken back."""
