@@ -43,7 +43,8 @@ def _counts() -> Iterator[None]:
     sdpa.report(reset=True)
     yield
     sdpa.deactivate()
-    assert functional.scaled_dot_product_attention is pytorch_sdpa
+    left, functional.scaled_dot_product_attention = functional.scaled_dot_product_attention, pytorch_sdpa
+    assert left is pytorch_sdpa
 
 
 @pytest.fixture
