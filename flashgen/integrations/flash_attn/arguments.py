@@ -6,7 +6,6 @@ by zeros, which change no score and no output. So it is here; the copies grow wi
 
 from __future__ import annotations
 
-import re
 from typing import Any, NoReturn
 
 import torch
@@ -17,6 +16,7 @@ from flashgen.codegen.seen import Ends
 from flashgen.codegen.typed import require_type
 
 from ...launch.untraced import untraced
+from ..renaming import by_other_names
 
 NO_WINDOW = (-1, -1)
 _WIDTH, _WIDEST = 8, 256  # head dims are multiples of the one, up to the other
@@ -29,8 +29,6 @@ _THEIR_NAMES = {
     "sinks": "s_aux",
     **{f"{name}_kv": f"{name}_k" for name in ("cu_seqlens", "max_seqlen", "seqused")},
 }
-# Words stand for an argument where a message begins, names with an underscore everywhere.
-_OUR_NAME = re.compile(r"^(?:{})\b|\b(?:{})\b".format(*("|".join(n for n in _THEIR_NAMES if ("_" in n) is has) for has in (False, True))))
 
 
 def window_of(window_size: Any, causal: bool) -> Ends | None:
@@ -109,6 +107,5 @@ def raise_as_theirs(error: Exception, *, lse: str = "return_attn_probs", **tenso
             if not isinstance(tensor, torch.Tensor):
                 require_type(name, tensor, torch.Tensor)
     if type(error) is ArgumentError:
-        names = {**_THEIR_NAMES, "return_lse": lse}
-        raise ArgumentError(_OUR_NAME.sub(lambda found: names[found[0]], str(error))) from None
+        raise by_other_names(error, {**_THEIR_NAMES, "return_lse": lse}) from None
     raise error
