@@ -3,18 +3,14 @@
     python -m tools.adapter_overhead --gpu
     python -m tools.adapter_overhead --rounds 31
 
-With --gpu on the machine's GPU; without, on a made-up driver, as in modifier_overhead.py. Libraries that are not here are left out. The
+With --gpu on the machine's GPU; without, on a made-up driver, as in rounds.py. Libraries that are not here are left out. The
 thread knows the signature of every call: 2 sequences of 128 tokens, 8 heads, head_dim 64, bf16; caches have one query. In each round every
 kind of call runs in turn: microseconds, the median of rounds of flashgen's call, and of what the adapter's has more.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,13 +18,12 @@ import torch
 from flashgen import attention, attention_varlen, attention_with_kvcache
 from flashgen.integrations import flex_attention as flex
 
-from .modifier_overhead import WARM_UP, measured, pretend
+from .rounds import Pairs, device_for_calls, parser, print_pairs
 
 BATCH, LENGTH, HEADS, HEAD_DIM = 2, 128, 8, 64
-Pair = tuple[Callable[[], object], Callable[[], object]]
 
 
-def of_flex(device: str) -> dict[str, Pair]:
+def of_flex(device: str) -> Pairs:
     """The adapter's call and flashgen's, by what they are."""
     q = torch.zeros(BATCH, HEADS, LENGTH, HEAD_DIM, device=device, dtype=torch.bfloat16)
     rows = torch.zeros(BATCH, LENGTH, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
@@ -47,7 +42,7 @@ def of_flex(device: str) -> dict[str, Pair]:
     }
 
 
-def of_xformers(device: str) -> dict[str, Pair]:
+def of_xformers(device: str) -> Pairs:
     """The same of xformers."""
     from xformers.ops.fmha import attn_bias as biases
 
@@ -78,7 +73,7 @@ def of_xformers(device: str) -> dict[str, Pair]:
     }
 
 
-def of_diffusers(device: str) -> dict[str, Pair]:
+def of_diffusers(device: str) -> Pairs:
     """The same of diffusers."""
     from flashgen.integrations.diffusers import attention_of_backend
 
@@ -92,28 +87,15 @@ def of_diffusers(device: str) -> dict[str, Pair]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--calls", type=int, default=200, help="calls in a row of each kind")
-    parser.add_argument("--gpu", action="store_true", help="call on this machine's GPU")
-    options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        if not options.gpu:
-            pretend(Path(folder))
-        pairs: dict[str, Pair] = {}
+    options = parser(__doc__).parse_args(argv)
+    with device_for_calls(options.gpu) as device:
+        pairs: Pairs = {}
         for made in (of_flex, of_xformers, of_diffusers):
             try:
-                pairs |= made("cuda" if options.gpu else "cpu")
+                pairs |= made(device)
             except ImportError as error:
                 print(f"left out: {error}")
-        calls = {name + side: call for name, both in pairs.items() for side, call in zip((" adapter", " flashgen"), both, strict=True)}
-        for call in calls.values():
-            for _ in range(WARM_UP):
-                call()
-        times = measured(calls, options.rounds, options.calls)
-        for name in pairs:
-            more = [adapter - own for adapter, own in zip(times[f"{name} adapter"], times[f"{name} flashgen"], strict=True)]
-            print(f"{name:22} flashgen {statistics.median(times[f'{name} flashgen']):7.2f}  more {statistics.median(more):6.2f}")
+        print_pairs(pairs, options)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
     python -m tools.cache_overhead --gpu
     python -m tools.cache_overhead --rounds 31
 
-With --gpu on the machine's GPU, which is waited for between turns. Without, on a made-up driver, as in modifier_overhead.py. A step of a
+With --gpu on the machine's GPU, which is waited for between turns. Without, on a made-up driver, as in rounds.py. A step of a
 generation: 8 sequences, 32 heads on 8, head_dim 128, bf16, pages of 64 keys. In each round every kind of call runs in turn: microseconds,
 the median of rounds and the least. "again" has as many widths of the table as a round has calls, which were all seen before; "new" has ones
 that nobody has seen.
@@ -11,26 +11,21 @@ that nobody has seen.
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import os
-import statistics
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from flashgen.kvcache import attention_with_kvcache
 
-from .modifier_overhead import WARM_UP, measured, pretend
+from .rounds import Calls, device_for_calls, line, measured, parser
 
 BATCH, HEADS, HEADS_KV, HEAD_DIM, PAGE, PAGES, WIDTH = 8, 32, 8, 128, 64, 256, 32
 MOST = 2**12  # sequences of calls that have new numbers of them
 
 
-def kinds(device: str, calls: int) -> dict[str, Callable[[], object]]:
+def kinds(device: str, calls: int) -> Calls:
     """The calls by what they are."""
     q = torch.zeros(BATCH, 1, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
     k_cache, v_cache = (torch.zeros(PAGES, PAGE, HEADS_KV, HEAD_DIM, device=device, dtype=torch.bfloat16) for _ in "kv")
@@ -80,22 +75,10 @@ def kinds(device: str, calls: int) -> dict[str, Callable[[], object]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--calls", type=int, default=100, help="calls in a row of each kind")
-    parser.add_argument("--gpu", action="store_true", help="call on this machine's GPU")
-    options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        if options.gpu:
-            os.environ["FLASHGEN_CACHE_DIR"] = folder
-        else:
-            pretend(Path(folder))
-        calls = kinds("cuda" if options.gpu else "cpu", options.calls)
-        for call in calls.values():
-            for _ in range(WARM_UP):
-                call()
-        for name, times in measured(calls, options.rounds, options.calls).items():
-            print(f"{name:28} median {statistics.median(times):7.2f}  least {min(times):7.2f}")
+    options = parser(__doc__, calls=100).parse_args(argv)
+    with device_for_calls(options.gpu) as device:
+        for name, times in measured(kinds(device, options.calls), options).items():
+            print(line(name, times))
 
 
 if __name__ == "__main__":

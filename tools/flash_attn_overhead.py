@@ -3,19 +3,14 @@
     python -m tools.flash_attn_overhead --gpu
     python -m tools.flash_attn_overhead --rounds 31
 
-With --gpu on the machine's GPU, which is waited for between turns; without, on a made-up driver, as in modifier_overhead.py. The thread
+With --gpu on the machine's GPU, which is waited for between turns; without, on a made-up driver, as in rounds.py. The thread
 knows the signature of every call: 2 sequences of 128 tokens, 8 heads on 2, head_dim 64, bf16; caches have one query. In each round every
 kind of call runs in turn: microseconds, the median of rounds of flashgen's call, and of what FlashAttention's has more.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
-import statistics
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,12 +19,12 @@ from flashgen import attention, attention_varlen, attention_with_kvcache
 from flashgen.integrations import flash_attn
 from flashgen.integrations.flash_attn import flash_attn_3_interface
 
-from .modifier_overhead import WARM_UP, measured, pretend
+from .rounds import Pairs, device_for_calls, parser, print_pairs
 
 BATCH, LENGTH, HEADS, HEADS_KV, HEAD_DIM = 2, 128, 8, 2, 64
 
 
-def kinds(device: str) -> dict[str, tuple[Callable[[], object], Callable[[], object]]]:
+def kinds(device: str) -> Pairs:
     """FlashAttention's call and flashgen's, by what they are."""
     q = torch.zeros(BATCH, LENGTH, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
     k, v = (torch.zeros(BATCH, LENGTH, HEADS_KV, HEAD_DIM, device=device, dtype=torch.bfloat16) for _ in "kv")
@@ -64,25 +59,9 @@ def kinds(device: str) -> dict[str, tuple[Callable[[], object], Callable[[], obj
 
 def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--calls", type=int, default=200, help="calls in a row of each kind")
-    parser.add_argument("--gpu", action="store_true", help="call on this machine's GPU")
-    options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        if options.gpu:
-            os.environ["FLASHGEN_CACHE_DIR"] = folder
-        else:
-            pretend(Path(folder))
-        pairs = kinds("cuda" if options.gpu else "cpu")
-        calls = {name + side: call for name, both in pairs.items() for side, call in zip((" theirs", " ours"), both, strict=True)}
-        for call in calls.values():
-            for _ in range(WARM_UP):
-                call()
-        times = measured(calls, options.rounds, options.calls)
-        for name in pairs:
-            more = [theirs - ours for theirs, ours in zip(times[f"{name} theirs"], times[f"{name} ours"], strict=True)]
-            print(f"{name:20} flashgen {statistics.median(times[f'{name} ours']):7.2f}  more {statistics.median(more):6.2f}")
+    options = parser(__doc__).parse_args(argv)
+    with device_for_calls(options.gpu) as device:
+        print_pairs(kinds(device), options)
 
 
 if __name__ == "__main__":

@@ -3,37 +3,28 @@
     python -m tools.modifier_overhead --gpu
     python -m tools.modifier_overhead --kinds softcap,traced-softcap --rounds 31 --count
 
-With --gpu on the machine's GPU, which is waited for between turns. Without, tensors lie in main memory, of which PyTorch is made to say
-that they are on a GPU, and the driver is made up, as in call_overhead.py: what the driver and PyTorch's allocator take is not in the
-figures then. Batch 1, 8 heads, 128 queries and keys, head_dim 64, bf16, gradients off. In each round every call runs in turn, so that a
-slow phase of the processor meets them all: microseconds, the median of rounds and the least, and what each has more than the plain call.
+With --gpu on the machine's GPU, which is waited for between turns; without, on a made-up driver, as in rounds.py. Batch 1, 8 heads, 128
+queries and keys, head_dim 64, bf16, gradients off. In each round every call runs in turn: microseconds, the median of rounds and the least,
+and what each has more than the plain call.
 """
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import sys
-import tempfile
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from flashgen.api import attention
-from flashgen.launch import bound as launch_bound
-from flashgen.launch import seeds
 from flashgen.launch.made_block_masks import BlockMask
 
-from . import call_overhead
+from .rounds import device_for_calls, measured, median_difference, parser
 
 HEADS, LENGTH, HEAD_DIM = 8, 128, 64
 SHAPE = (1, LENGTH, HEADS, HEAD_DIM)
 CAP, WINDOW = 50.0, 64
-WARM_UP = 50
 
 Options = Callable[[], dict[str, Any]]
 
@@ -89,42 +80,6 @@ def call_of(tensors: tuple[torch.Tensor, ...], options: Options) -> Callable[[],
     return lambda: attention(q, k, v, **options())
 
 
-class Philox:
-    """The state of a GPU's generator."""
-
-    def __init__(self) -> None:
-        self._offset = 0
-
-    def initial_seed(self) -> int:
-        """See torch.Generator."""
-        return 7
-
-    def get_offset(self) -> int:
-        """See torch.Generator."""
-        return self._offset
-
-    def set_offset(self, offset: int) -> None:
-        """See torch.Generator."""
-        self._offset = offset
-
-
-def pretend(folder: Path) -> None:
-    """From here on there is an H200, and tensors of main memory say that they are on it."""
-    call_overhead.pretend("h200", folder)
-    table = torch.arange(2**10)
-    patches: tuple[tuple[Any, str, Any], ...] = (
-        (torch.Tensor, "device", call_overhead.ON),
-        (torch.Tensor, "is_cuda", True),
-        (torch.cuda, "default_generators", (Philox(),)),
-        (seeds, "_raw_stream", lambda index: 0),
-        (seeds, "_table", lambda *given: table),
-        (launch_bound, "_zeros", lambda size, device: torch.zeros(size, dtype=torch.uint8)),
-        (torch.cuda, "synchronize", lambda: None),
-    )
-    for owner, name, value in patches:
-        setattr(owner, name, value)
-
-
 def python_calls(call: Callable[[], object]) -> list[str]:
     """The Python functions that it enters, of a call like the one before, whose memory the driver has seen: the fewest of some calls."""
     found: list[list[str]] = []
@@ -143,48 +98,21 @@ def python_calls(call: Callable[[], object]) -> list[str]:
     return min(found, key=len)
 
 
-def measured(calls: dict[str, Callable[[], object]], rounds: int, count: int) -> dict[str, list[float]]:
-    """Microseconds of a call in each round."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
-            call()
-            torch.cuda.synchronize()
-            begun = time.perf_counter()
-            for _ in range(count):
-                call()
-            found[name].append((time.perf_counter() - begun) / count * 1e6)
-            torch.cuda.synchronize()
-    return found
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kinds", type=lambda text: text.split(","), help="those beside the plain call; all unless given")
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--calls", type=int, default=400, help="calls in a row of each kind")
-    parser.add_argument("--gpu", action="store_true", help="call on this machine's GPU")
-    parser.add_argument("--count", action="store_true", help="name the Python functions that a call of each kind enters, too")
-    options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        if options.gpu:
-            os.environ["FLASHGEN_CACHE_DIR"] = folder
-        else:
-            pretend(Path(folder))
-        device = "cuda" if options.gpu else "cpu"
+    made = parser(__doc__, calls=400)
+    made.add_argument("--kinds", type=lambda text: text.split(","), help="those beside the plain call; all unless given")
+    made.add_argument("--count", action="store_true", help="name the Python functions that a call of each kind enters, too")
+    options = made.parse_args(argv)
+    with device_for_calls(options.gpu) as device:
         known, (q, k, v) = kinds(device), (torch.randn(SHAPE, device=device).bfloat16() for _ in "qkv")
         if unknown := [name for name in options.kinds or () if name not in known]:
-            parser.error(f"kinds must be of {', '.join(known)}; got {', '.join(unknown)}")
+            made.error(f"kinds must be of {', '.join(known)}; got {', '.join(unknown)}")
         wanted = dict.fromkeys(("plain", *(options.kinds or known)))
         calls = {name: call_of((q, k, v), known[name]) for name in wanted}
-        for call in calls.values():
-            for _ in range(WARM_UP):
-                call()
-        found = measured(calls, options.rounds, options.calls)
+        found = measured(calls, options)
         for name, call in calls.items():
-            more = statistics.median(a - b for a, b in zip(found[name], found["plain"], strict=True))
-            least = min(found[name]) - min(found["plain"])
+            more, least = median_difference(found[name], found["plain"]), min(found[name]) - min(found["plain"])
             functions = python_calls(call)
             median, fastest = statistics.median(found[name]), min(found[name])
             print(

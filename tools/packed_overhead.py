@@ -3,7 +3,7 @@
     python -m tools.packed_overhead --gpu
     python -m tools.packed_overhead --rounds 31
 
-With --gpu on the machine's GPU, which is waited for between turns. Without, on a made-up driver, as in modifier_overhead.py. 16 sequences,
+With --gpu on the machine's GPU, which is waited for between turns. Without, on a made-up driver, as in rounds.py. 16 sequences,
 8 heads, head_dim 128, bf16, causal, gradients off, and dense calls of the same beside them. In each round every kind of call runs in turn:
 microseconds, the median of rounds and the least. "again" has as many numbers of tokens as a round has calls, which were all seen before;
 "new" has ones that nobody has seen. With --gpu steps of a training, too: forward and backward, in which autograd has most of the time.
@@ -11,13 +11,8 @@ microseconds, the median of rounds and the least. "again" has as many numbers of
 
 from __future__ import annotations
 
-import argparse
 import itertools
-import os
-import statistics
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,12 +20,12 @@ import torch
 from flashgen.api import attention
 from flashgen.varlen import attention_varlen
 
-from .modifier_overhead import WARM_UP, measured, pretend
+from .rounds import Calls, device_for_calls, line, measured, parser
 
 BATCH, HEADS, HEAD_DIM, TOKENS = 16, 8, 128, 2048
 
 
-def kinds(device: str, calls: int) -> dict[str, Callable[[], object]]:
+def kinds(device: str, calls: int) -> Calls:
     """The calls by what they are."""
     shape = (2 * TOKENS + 2**16, HEADS, HEAD_DIM)
     memory = [torch.zeros(shape, device=device, dtype=torch.bfloat16) for _ in "qkv"]  # PyTorch's check knows no tensor that is there twice
@@ -60,7 +55,7 @@ def kinds(device: str, calls: int) -> dict[str, Callable[[], object]]:
             return torch.autograd.grad(varlen(*qkv), qkv, d_out[:tokens])  # type: ignore[call-overload]
 
     lengths, d_out = itertools.count(TOKENS // 8), torch.zeros_like(memory[0])
-    of_training: dict[str, Callable[[], object]] = {
+    of_training: Calls = {
         "step": lambda: step(TOKENS),
         "step, new": lambda: step(next(new)),
     }
@@ -82,22 +77,10 @@ def kinds(device: str, calls: int) -> dict[str, Callable[[], object]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--calls", type=int, default=200, help="calls in a row of each kind")
-    parser.add_argument("--gpu", action="store_true", help="call on this machine's GPU")
-    options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        if options.gpu:
-            os.environ["FLASHGEN_CACHE_DIR"] = folder
-        else:
-            pretend(Path(folder))
-        calls = kinds("cuda" if options.gpu else "cpu", options.calls)
-        for call in calls.values():
-            for _ in range(WARM_UP):
-                call()
-        for name, times in measured(calls, options.rounds, options.calls).items():
-            print(f"{name:26} median {statistics.median(times):7.2f}  least {min(times):7.2f}")
+    options = parser(__doc__).parse_args(argv)
+    with device_for_calls(options.gpu) as device:
+        for name, times in measured(kinds(device, options.calls), options).items():
+            print(line(name, times))
 
 
 if __name__ == "__main__":

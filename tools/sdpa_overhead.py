@@ -3,7 +3,7 @@
     python -m tools.sdpa_overhead --gpu
     python -m tools.sdpa_overhead --rounds 31
 
-With --gpu on the machine's GPU, which is waited for between turns. Without, on a made-up driver, as in modifier_overhead.py, where
+With --gpu on the machine's GPU, which is waited for between turns. Without, on a made-up driver, as in rounds.py, where
 PyTorch's operators do not run. In each round every kind of call runs in turn: microseconds, the median of rounds, the least, and the
 median of what a kind takes beyond the call of flashgen that it becomes. Gradients are off. "views" are [batch, len, heads, head_dim] in
 memory, as models make them. "by operators" is activated, but by a name for PyTorch's function that was bound before.
@@ -11,12 +11,7 @@ memory, as models make them. "by operators" is activated, but by a name for PyTo
 
 from __future__ import annotations
 
-import argparse
-import os
-import statistics
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +20,7 @@ from torch.nn import functional
 from flashgen.api import attention
 from flashgen.integrations import sdpa
 
-from .modifier_overhead import WARM_UP, measured, pretend
+from .rounds import device_for_calls, line, measured, median_difference, parser
 
 SHAPE = 2, 8, 128, 64  # batch, heads, len, head_dim
 
@@ -62,29 +57,17 @@ def kinds(device: str, on_gpu: bool) -> dict[str, tuple[str, Callable[[], object
 
 def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--calls", type=int, default=200, help="calls in a row of each kind")
-    parser.add_argument("--gpu", action="store_true", help="call on this machine's GPU")
-    options = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder, torch.no_grad():
-        if options.gpu:
-            os.environ["FLASHGEN_CACHE_DIR"] = folder
-        else:
-            pretend(Path(folder))
+    options = parser(__doc__).parse_args(argv)
+    with device_for_calls(options.gpu) as device:
         with sdpa.enabled():
-            calls = kinds("cuda" if options.gpu else "cpu", options.gpu)
-            for _, call in calls.values():
-                for _ in range(WARM_UP):
-                    call()
-            found = measured({name: call for name, (_, call) in calls.items()}, options.rounds, options.calls)
+            calls = kinds(device, options.gpu)
+            found = measured({name: call for name, (_, call) in calls.items()}, options)
         if options.gpu:
-            q, k, v = (torch.randn(*SHAPE, device="cuda").bfloat16() for _ in "qkv")
-            found |= measured({"PyTorch's": lambda: functional.scaled_dot_product_attention(q, k, v)}, options.rounds, options.calls)
+            q, k, v = (torch.randn(*SHAPE, device=device).bfloat16() for _ in "qkv")
+            found |= measured({"PyTorch's": lambda: functional.scaled_dot_product_attention(q, k, v)}, options)
     for name, times in found.items():
         becomes = calls[name][0] if name in calls else "attention"
-        more = statistics.median(own - other for own, other in zip(times, found[becomes], strict=True))
-        print(f"{name:26} median {statistics.median(times):7.2f}  least {min(times):7.2f}  beyond flashgen's {more:6.2f}")
+        print(f"{line(name, times)}  beyond flashgen's {median_difference(times, found[becomes]):6.2f}")
     print(sdpa.report())
 
 

@@ -23,7 +23,7 @@ from flashgen.launch.asked import OF_KEYS, UNDRAWN, asked, seed_position, with_s
 from flashgen.launch.keywords import complete, modified_of_call
 from flashgen.operators import plans
 from tools import call_overhead
-from tools.modifier_overhead import Philox
+from tools.rounds import Philox
 
 BATCH, LENGTH, HEADS = 2, 4, 2
 Q, K, V = (torch.zeros(BATCH, LENGTH, HEADS, 64, dtype=torch.bfloat16) for _ in "qkv")
