@@ -11,6 +11,8 @@ kind of call runs in turn: microseconds, the median of rounds of flashgen's call
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -88,6 +90,9 @@ def of_diffusers(device: str) -> Pairs:
 def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
     options = parser(__doc__).parse_args(argv)
+    for library in ("xformers.ops", "diffusers"):  # first, as they and what they load look at PyTorch's own tensors
+        with suppress(ImportError):
+            import_module(library)
     with device_for_calls(options.gpu) as device:
         pairs: Pairs = {}
         for made in (of_flex, of_xformers, of_diffusers):
