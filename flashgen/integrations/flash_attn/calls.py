@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ from .inference import inference
 from .s_dmask import signed_probabilities, signed_probabilities_of_sequences
 
 
-def dense_call(
+def uncached_call(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -34,22 +35,29 @@ def dense_call(
     with_probabilities: bool = False,
     chunk: int | None = None,
     sinks: torch.Tensor | None = None,
+    tokens: dict[str, Any] | None = None,
 ) -> Any:
     """Out, with_lse (out, lse), with_probabilities and dropout (out, lse, S_dmask): see `signed_probabilities`.
 
-    q, k, v: [batch, length, heads, head_dim]. Raises ArgumentError.
+    q, k, v: [batch, length, heads, head_dim]. tokens: where packed sequences lie, by keywords of `flashgen.attention_varlen`: q, k, v are
+    [tokens, heads, head_dim] then, and lse [heads, tokens]. Raises ArgumentError.
     """
-    options: dict[str, Any] = {}
     cap = softcap_of(softcap) if softcap else None
+    options: dict[str, Any] = {}
     try:
-        if with_probabilities and dropout_p:
+        if drops := bool(with_probabilities and dropout_p):
             options["return_dropout_mask"] = True
+        if tokens is not None:
+            options |= tokens
+            for name in ("max_seqlen_q", "max_seqlen_kv"):
+                options[name] = length_of(options[name], needed=drops)
         width = v.shape[-1]
         if not fits(q, k, v):
             require_head_dim("k", k, "q", q)
             softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
             q, k, v = fitted(q), fitted(k), fitted(v)
-        found: Any = attention(
+        function: Callable[..., Any] = attention if tokens is None else attention_varlen
+        found = function(
             q,
             k,
             v,
@@ -71,80 +79,14 @@ def dense_call(
         raise
     if width != v.shape[-1]:
         found = (found[0][..., :width], *found[1:]) if with_lse else found[..., :width]
-    if options:
-        out, lse, kept = found
-        return out, lse, signed_probabilities(q, k, kept, causal, softmax_scale, window, cap, alibi_slopes)
-    return found
-
-
-def packed_call(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    cu_seqlens_q: torch.Tensor,
-    cu_seqlens_k: torch.Tensor,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    dropout_p: float,
-    softmax_scale: float | None,
-    causal: bool,
-    window: Ends | None,
-    softcap: float,
-    alibi_slopes: torch.Tensor | None,
-    deterministic: bool,
-    with_lse: bool,
-    *,
-    with_probabilities: bool = False,
-    chunk: int | None = None,
-    sinks: torch.Tensor | None = None,
-    seqused_q: torch.Tensor | None = None,
-    seqused_k: torch.Tensor | None = None,
-) -> Any:
-    """The same of packed sequences: q, k, v [tokens, heads, head_dim], lse [heads, tokens]. Raises ArgumentError."""
-    options: dict[str, Any] = {}
-    cap = softcap_of(softcap) if softcap else None
-    try:
-        if with_probabilities and dropout_p:
-            options["return_dropout_mask"] = True
-        max_seqlen_q, max_seqlen_k = length_of(max_seqlen_q, bool(options)), length_of(max_seqlen_k, bool(options))
-        width = v.shape[-1]
-        if not fits(q, k, v):
-            require_head_dim("k", k, "q", q)
-            softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
-            q, k, v = fitted(q), fitted(k), fitted(v)
-        found = attention_varlen(
-            q,
-            k,
-            v,
-            cu_seqlens_q=cu_seqlens_q,
-            cu_seqlens_kv=cu_seqlens_k,
-            max_seqlen_q=max_seqlen_q,
-            max_seqlen_kv=max_seqlen_k,
-            seqused_q=seqused_q,
-            seqused_kv=seqused_k,
-            causal=causal,
-            scale=softmax_scale,
-            return_lse=with_lse,
-            deterministic=deterministic or None,
-            window=window,
-            chunk=chunk,
-            softcap=cap,
-            alibi_slopes=alibi_slopes,
-            sinks=sinks,
-            dropout_p=dropout_p,
-            **options,
-        )
-    except Exception as error:
-        if not is_compiling():
-            raise_as_theirs(error, q=q, k=k, v=v)
-        raise
-    if width != v.shape[-1]:
-        found = (found[0][..., :width], *found[1:]) if with_lse else found[..., :width]
-    if options:
-        out, lse, kept = found
-        ends = cu_seqlens_q.tolist(), cu_seqlens_k.tolist()
-        return out, lse, signed_probabilities_of_sequences(q, k, ends, kept, causal, softmax_scale, window, cap, alibi_slopes)
-    return found
+    if not drops:
+        return found
+    out, lse, kept = found
+    modified = (kept, causal, softmax_scale, window, cap, alibi_slopes)
+    if tokens is None:
+        return out, lse, signed_probabilities(q, k, *modified)
+    ends = tokens["cu_seqlens_q"].tolist(), tokens["cu_seqlens_kv"].tolist()
+    return out, lse, signed_probabilities_of_sequences(q, k, ends, *modified)
 
 
 def cached_call(

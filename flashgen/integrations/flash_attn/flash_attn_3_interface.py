@@ -14,7 +14,7 @@ import torch
 from flashgen.codegen.errors import ArgumentError
 
 from .arguments import NO_WINDOW, refuse, softcap_of, unpacked, window_of
-from .calls import cached_call, dense_call, packed_cached_call, packed_call
+from .calls import cached_call, packed_cached_call, uncached_call
 
 __all__ = [
     "flash_attn_func",
@@ -69,7 +69,7 @@ def flash_attn_func(
         refuse("flash_attn_func", _REFUSED, **given)
     window = window_of(window_size, causal)
     options: tuple[Any, ...] = (softmax_scale, causal, window, softcap, None, deterministic, return_attn_probs)
-    return dense_call(q, k, v, 0.0, *options, chunk=attention_chunk or None, sinks=s_aux)
+    return uncached_call(q, k, v, 0.0, *options, chunk=attention_chunk or None, sinks=s_aux)
 
 
 def flash_attn_qkvpacked_func(
@@ -134,10 +134,10 @@ def flash_attn_varlen_func(
     if qv is not None or q_descale is not None or k_descale is not None or v_descale is not None or sm_margin:
         given = {"qv": qv, "q_descale": q_descale, "k_descale": k_descale, "v_descale": v_descale, "sm_margin": sm_margin}
         refuse("flash_attn_varlen_func", _REFUSED, **given)
-    of_tokens: tuple[Any, ...] = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    tokens = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_kv": cu_seqlens_k, "max_seqlen_q": max_seqlen_q, "max_seqlen_kv": max_seqlen_k}
+    tokens |= {"seqused_q": seqused_q, "seqused_kv": seqused_k}
     options: tuple[Any, ...] = (0.0, softmax_scale, causal, window_of(window_size, causal), softcap, None, deterministic, return_attn_probs)
-    used: dict[str, Any] = {"seqused_q": seqused_q, "seqused_k": seqused_k}
-    return packed_call(q, k, v, *of_tokens, *options, chunk=attention_chunk or None, sinks=s_aux, **used)
+    return uncached_call(q, k, v, *options, chunk=attention_chunk or None, sinks=s_aux, tokens=tokens)
 
 
 def flash_attn_with_kvcache(

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .arguments import NO_WINDOW, refuse, softcap_of, unpacked, window_of
-from .calls import cached_call, dense_call, packed_cached_call, packed_call
+from .calls import cached_call, packed_cached_call, uncached_call
 from .primitives import (
     _flash_attn_backward,
     _flash_attn_forward,
@@ -64,7 +64,7 @@ def flash_attn_func(
     """
     window = window_of(window_size, causal)
     options: tuple[Any, ...] = (dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, deterministic, return_attn_probs)
-    found = dense_call(q, k, v, *options, with_probabilities=return_attn_probs, sinks=s_aux)
+    found = uncached_call(q, k, v, *options, with_probabilities=return_attn_probs, sinks=s_aux)
     return _three(found) if return_attn_probs else found
 
 
@@ -129,9 +129,9 @@ def flash_attn_varlen_func(
     """
     window = window_of(window_size, causal)
     if block_table is None:
-        of_tokens: tuple[Any, ...] = (cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+        tokens = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_kv": cu_seqlens_k, "max_seqlen_q": max_seqlen_q, "max_seqlen_kv": max_seqlen_k}
         options: tuple[Any, ...] = (dropout_p, softmax_scale, causal, window, softcap, alibi_slopes, deterministic, return_attn_probs)
-        found = packed_call(q, k, v, *of_tokens, *options, with_probabilities=return_attn_probs, sinks=s_aux)
+        found = uncached_call(q, k, v, *options, with_probabilities=return_attn_probs, sinks=s_aux, tokens=tokens)
         return _three(found) if return_attn_probs else found
     refuse("flash_attn_varlen_func", _NOT_ON_PAGES, dropout_p=dropout_p or None)
     found = packed_cached_call(
