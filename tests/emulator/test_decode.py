@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cache, partial
+from functools import partial
 
 import pytest
 import torch
 
-from flashgen.build.emulator.fault import EmulatorFaultError
-from flashgen.build.emulator.kernel import EmulatedKernel, EmulationOrder, Schedule
+from flashgen.build.emulator.kernel import EmulationOrder, Schedule
 from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.families.attention_decode.config import AttentionDecodeConfig
 from flashgen.codegen.families.attention_decode.family import FAMILY
 from flashgen.codegen.families.attention_forward.config import QueryPlace
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem
-from flashgen.codegen.render import Atoms, Source
 from flashgen.codegen.spec import KernelSpec
-from flashgen.codegen.target import find_target
 from flashgen.codegen.workload import Workload
 from flashgen.launch.cpu import view_of
 from flashgen.launch.tensors import Tensors
-from tests.support.cases import Case, Layout
+from tests.support.cases import Layout
+from tests.support.caught import TARGET, caught_by, compile_planted, control, listed, sound_kernel
 from tests.support.fault import Fault, setting
-from tests.support.plan import planned, to_run
-from tests.support.runs import compile_ahead, emulated_kernel, emulated_text, launch, seconds_of, why_rejected
+from tests.support.runs import emulated_kernel, launch, why_rejected
 
-TARGET = find_target("sm_90a")
 ORDERS = (EmulationOrder(Schedule.ROUND_ROBIN, late_copies=True), EmulationOrder(Schedule.REVERSED, late_copies=False))
 SMS = 7  # so few that blocks have several heads, and heads several blocks
 WARPS = AttentionDecodeConfig(16, 16, 32, 2, 3, QueryPlace.REGISTERS)  # two, each with keys of its own
@@ -143,52 +139,13 @@ FAULTS = [*ROWS_AND_KEYS, *PARTS, *(fault for _, fault in RACES)]
 KINDS = {fault.name: kind for kind, faults in enumerate((ROWS_AND_KEYS, PARTS)) for fault in faults}
 
 
-def listed(faults: list[Fault], each: int) -> list[object]:
-    """As parameters, of which every run has `each`."""
-    return planned(
-        faults,
-        each,
-        family=lambda _: FAMILY.name,
-        kinds=lambda fault: (KINDS.get(fault.name),),
-        name=lambda fault: fault.name,
-        seconds=lambda fault: seconds_of(fault.setting.cases),
-        fault=True,
-    )
-
-
-def faulty_text(fault: Fault) -> Source:
-    return fault.apply(emulated_text(fault.setting.spec(TARGET)), Atoms.EMULATED)
+def of_part(fault: Fault) -> list[object]:
+    return [KINDS.get(fault.name)]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
-    """All texts, on all cores."""
-    planted = [params["fault"] for params in to_run(request) if "fault" in params]
-    compile_ahead(text for fault in planted for text in (emulated_text(fault.setting.spec(TARGET)), faulty_text(fault)))
-
-
-@cache
-def sound_kernel(spec: KernelSpec) -> EmulatedKernel:
-    return emulated_kernel(spec)
-
-
-@cache
-def control(spec: KernelSpec, case: Case) -> str:
-    """Why the kernel without a fault is rejected: empty, as it should be."""
-    return why_rejected(sound_kernel(spec), case, ORDERS, sm_count=SMS)
-
-
-def caught_by(fault: Fault) -> str:
-    """What rejects the faulty kernels, empty if nothing does."""
-    faulty = emulated_kernel(fault.setting.spec(TARGET), faulty_text(fault))
-    for case in fault.setting.cases:
-        assert not control(fault.setting.spec(TARGET), case), f"the kernel without the fault is rejected on {case.name}"
-        try:
-            if why := why_rejected(faulty, case, ORDERS, sm_count=SMS):
-                return f"the numerics rule: {why}"
-        except EmulatorFaultError as error:
-            return str(error)
-    return ""
+    compile_planted(request)
 
 
 @pytest.mark.parametrize("name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in SETTINGS])
@@ -196,7 +153,7 @@ def test_heads_in_several_blocks(name: str) -> None:
     """On as few SMs, and in all: 132, of which each has one tile or none."""
     for case in SETTINGS[name].cases:
         spec = SETTINGS[name].spec(TARGET)
-        assert not control(spec, case)
+        assert not control(spec, case, ORDERS, SMS)
         assert not why_rejected(sound_kernel(spec), case, ORDERS[:1])
 
 
@@ -235,15 +192,15 @@ def test_blocks_share_heads_where_the_tests_say_so() -> None:
         assert all(case.program(FAMILY, of.config, device).buffers for case in of.cases)
 
 
-@pytest.mark.parametrize("fault", listed([*ROWS_AND_KEYS, *PARTS], 1))
+@pytest.mark.parametrize("fault", listed([*ROWS_AND_KEYS, *PARTS], 1, of_part))
 def test_caught(fault: Fault) -> None:
-    assert caught_by(fault), f"fault {fault.name} was accepted"
+    assert caught_by(fault, ORDERS, SMS), f"fault {fault.name} was accepted"
 
 
-@pytest.mark.parametrize("fault", listed([fault for _, fault in RACES], 1))
+@pytest.mark.parametrize("fault", listed([fault for _, fault in RACES], 1, of_part))
 def test_a_race_is_caught_by_the_check_for_it(fault: Fault) -> None:
     (says,) = (says for says, planted in RACES if planted is fault)
-    assert says in caught_by(fault)
+    assert says in caught_by(fault, ORDERS, SMS)
 
 
 def test_names_are_unique() -> None:

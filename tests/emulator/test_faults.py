@@ -3,43 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable
-from functools import cache
 
 import pytest
 
-from flashgen.build.emulator.fault import EmulatorFaultError
-from flashgen.build.emulator.kernel import EmulatedKernel, EmulationOrder, Schedule
-from flashgen.codegen.render import Atoms, Source, render
-from flashgen.codegen.target import find_target
 from tests.support.cases import Case
+from tests.support.caught import IN_FLIGHT, OVERWRITE, TWICE, caught_by, compile_planted, listed
 from tests.support.fault import Fault, setting
 from tests.support.faults import FAULTS
-from tests.support.plan import planned, to_run
-from tests.support.runs import compile_ahead, emulated_kernel, seconds_of, why_rejected
 
-TARGET = find_target("sm_90a")
-ORDERS = (EmulationOrder(Schedule.ROUND_ROBIN, late_copies=True),)
 MAX_PAIRS = 2**21  # of queries and keys: a second or two
 
 RACES, OTHERS = ([fault for fault in FAULTS if fault.race is race] for race in (True, False))
-_OVERWRITE = "write over what another warp may still read, with no barrier between"
-_TWICE = "write over what another thread wrote, with no barrier between"
-_IN_FLIGHT = "read under an asynchronous copy that was not waited for"
 # By which check each is caught: with a barrier missing before a read, before an overwrite, a wait missing or one group short.
 RACE_CHECKS = {
-    "barrier-before-queries": _IN_FLIGHT,
-    "barrier-before-query-fragments": _IN_FLIGHT,
-    "barrier-before-a-stage": _OVERWRITE,
-    "stage-loaded-before-the-barrier": _OVERWRITE,
-    "barrier-before-output": _OVERWRITE,
-    "output-in-the-place-of-another-warp": _TWICE,
-    "sums-in-the-place-of-another-warp": _TWICE,
-    "first-wait-removed": _IN_FLIGHT,
-    "first-wait-one-group-short": _IN_FLIGHT,
-    "wait-removed": _IN_FLIGHT,
-    "wait-one-group-short": _IN_FLIGHT,
-    "wait-one-group-short-of-three-stages": _IN_FLIGHT,
+    "barrier-before-queries": IN_FLIGHT,
+    "barrier-before-query-fragments": IN_FLIGHT,
+    "barrier-before-a-stage": OVERWRITE,
+    "stage-loaded-before-the-barrier": OVERWRITE,
+    "barrier-before-output": OVERWRITE,
+    "output-in-the-place-of-another-warp": TWICE,
+    "sums-in-the-place-of-another-warp": TWICE,
+    "first-wait-removed": IN_FLIGHT,
+    "first-wait-one-group-short": IN_FLIGHT,
+    "wait-removed": IN_FLIGHT,
+    "wait-one-group-short": IN_FLIGHT,
+    "wait-one-group-short-of-three-stages": IN_FLIGHT,
 }
 # How many of a family's faults every run has, of each kind; --slow has all.
 QUICK_RACES, QUICK_OTHERS, QUICK_OF_THE_RUNTIME, QUICK_NUMBERS = 1, 1, 1, 0
@@ -105,14 +93,7 @@ NUMBERS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
-    """All texts, on all cores: one after the other they would take most of the time."""
-    planted = [params["fault"] for params in to_run(request)]
-    right = [render(fault.setting.spec(TARGET), Atoms.EMULATED) for fault in planted]
-    compile_ahead((*right, *map(faulty_text, planted)))
-
-
-def faulty_text(fault: Fault) -> Source:
-    return fault.apply(render(fault.setting.spec(TARGET), Atoms.EMULATED), Atoms.EMULATED)
+    compile_planted(request)
 
 
 def forms(fault: Fault) -> list[Case]:
@@ -130,68 +111,40 @@ def forms(fault: Fault) -> list[Case]:
     return sorted(found, key=lambda case: case.workload.batch * case.workload.heads_q * case.workload.len_q * case.workload.len_kv)
 
 
-@cache
-def control(spec_name: str, case: Case) -> str:
-    """Why the kernel without a fault is rejected: empty, as it should be."""
-    return why_rejected(KERNELS[spec_name], case, ORDERS)
+def smallest(fault: Fault) -> list[Case]:
+    """What most faults take: the kernel without them runs once for many."""
+    return forms(fault)[:1]
 
 
-KERNELS: dict[str, EmulatedKernel] = {}
-
-
-def caught_by(fault: Fault) -> str:
+def caught_in_a_form(fault: Fault) -> str:
     """What rejects the faulty kernel, empty if nothing does."""
-    spec = fault.setting.spec(TARGET)
-    KERNELS.setdefault(spec.name, emulated_kernel(spec))
-    faulty = emulated_kernel(spec, faulty_text(fault))
-    for case in forms(fault):
-        assert not control(spec.name, case), f"the kernel without the fault is rejected on {case.name}"
-        try:
-            if why := why_rejected(faulty, case, ORDERS):
-                return f"the numerics rule: {why}"
-        except EmulatorFaultError as error:
-            return str(error)
-    return ""
+    return caught_by(fault, cases=forms(fault))
 
 
-def seconds(fault: Fault) -> float:
-    """About how long it takes to compile a fault and to run it on its smallest form. Without it the kernel runs once for many faults."""
-    return seconds_of(forms(fault)[:1])
-
-
-def listed(faults: Iterable[Fault], each: int, kinds: Callable[[Fault], Iterable[Hashable]]) -> list[object]:
-    """As parameters, of which every run has `each` of every family."""
-
-    def family(fault: Fault) -> str:
-        return fault.setting.spec(TARGET).family.name
-
-    return planned(faults, each, family, kinds, lambda fault: fault.name, seconds, fault=True)
-
-
-@pytest.mark.parametrize("fault", listed(RACES, QUICK_RACES, lambda fault: (RACE_CHECKS[fault.name], fault.setting.config)))
+@pytest.mark.parametrize("fault", listed(RACES, QUICK_RACES, lambda fault: (RACE_CHECKS[fault.name], fault.setting.config), smallest))
 def test_a_race_is_caught_by_the_check_for_it(fault: Fault) -> None:
-    caught = caught_by(fault)
+    caught = caught_in_a_form(fault)
     assert caught.startswith("shared memory: ")
     assert RACE_CHECKS[fault.name] in caught
 
 
-@pytest.mark.parametrize("fault", listed(OTHERS, QUICK_OTHERS, lambda fault: (fault.setting.config,)))
+@pytest.mark.parametrize("fault", listed(OTHERS, QUICK_OTHERS, lambda fault: (fault.setting.config,), smallest))
 def test_caught(fault: Fault) -> None:
-    assert caught_by(fault), f"fault {fault.name} was accepted"
+    assert caught_in_a_form(fault), f"fault {fault.name} was accepted"
 
 
-@pytest.mark.parametrize("fault", listed(dict(RUNTIME).values(), QUICK_OF_THE_RUNTIME, lambda fault: ()))
+@pytest.mark.parametrize("fault", listed(dict(RUNTIME).values(), QUICK_OF_THE_RUNTIME, lambda fault: (), smallest))
 def test_caught_by_its_check(fault: Fault) -> None:
     (check,) = (check for check, planted in RUNTIME if planted is fault)
-    assert check in caught_by(fault)
+    assert check in caught_in_a_form(fault)
 
 
-@pytest.mark.parametrize("fault", listed(NUMBERS, QUICK_NUMBERS, lambda fault: ()))
+@pytest.mark.parametrize("fault", listed(NUMBERS, QUICK_NUMBERS, lambda fault: (), smallest))
 def test_caught_by_the_numerics_rule(fault: Fault) -> None:
-    assert caught_by(fault).startswith("the numerics rule: ")
+    assert caught_in_a_form(fault).startswith("the numerics rule: ")
 
 
 def test_a_deadlock_and_a_spin_say_who_waits_where() -> None:
     faults = dict(RUNTIME)
-    assert "threads 0-31 have ended; threads 32-127 wait at barrier_sync 0" in caught_by(faults["deadlock"])
-    assert "threads 0-127 spin at flag of 0x" in caught_by(faults["spin that never ends"])
+    assert "threads 0-31 have ended; threads 32-127 wait at barrier_sync 0" in caught_in_a_form(faults["deadlock"])
+    assert "threads 0-127 spin at flag of 0x" in caught_in_a_form(faults["spin that never ends"])

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.emulator.test_faults import TARGET, caught_by, faulty_text, seconds
+from tests.emulator.test_faults import caught_in_a_form, smallest
+from tests.support.caught import TARGET, compile_planted, faulty_text
 from tests.support.fault import Fault
 from tests.support.faults_sm90 import FULL
-from tests.support.plan import planned, to_run
-from tests.support.runs import compile_ahead
+from tests.support.plan import planned
+from tests.support.runs import seconds_of
 
 _FENCE = "        fence_proxy_async();\n        barrier_warp_sync();\n"
 _LAST_WAIT = "    if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();\n"
@@ -72,8 +73,7 @@ QUICK = 1  # for every run; --slow has all
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
-    """All texts, on all cores: one after the other they would take most of the time."""
-    compile_ahead(faulty_text(params["fault"]) for params in to_run(request))
+    compile_planted(request)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +84,12 @@ def _compile_at_once(request: pytest.FixtureRequest) -> None:
         family=lambda planted: planted[1].setting.spec(TARGET).family.name,
         kinds=lambda planted: (planted[0],),
         name=lambda planted: planted[1].name,
-        seconds=lambda planted: seconds(planted[1]),
+        seconds=lambda planted: seconds_of(smallest(planted[1])),
         fault=True,
     ),
 )
 def test_caught_by_its_check(says: str, fault: Fault) -> None:
-    assert says in caught_by(fault)
+    assert says in caught_in_a_form(fault)
 
 
 def test_all_apply() -> None:

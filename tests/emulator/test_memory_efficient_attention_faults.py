@@ -8,7 +8,7 @@ import pytest
 
 from flashgen.codegen.families.memory_efficient_attention.config import MemoryEfficientAttentionConfig
 from flashgen.codegen.problem import Dtype, Mask
-from tests.support import ladder
+from tests.support import caught, ladder
 from tests.support.cases import Layout
 from tests.support.fault import Fault, setting
 
@@ -73,12 +73,12 @@ FAULTS = ladder.Faults(
         Fault("output-one-row-off", "batch, work.head, first);", "batch, work.head, max(0, first - 1));", FULL),
     ],
     races={
-        ladder.IN_FLIGHT: [
+        caught.IN_FLIGHT: [
             Fault("wait-removed", ladder.TILE_WAIT, "", FULL),
             Fault("wait-one-group-short", ladder.TILE_WAIT, "cp_async_wait_group<kStages - 1>();", FULL),
         ],
-        ladder.NOT_WRITTEN: [Fault("barrier-before-a-tile", ladder.TILE_BARRIER, "//", FULL)],
-        ladder.OVERWRITE: [
+        caught.NOT_WRITTEN: [Fault("barrier-before-a-tile", ladder.TILE_BARRIER, "//", FULL)],
+        caught.OVERWRITE: [
             Fault("barrier-before-the-output", ladder.OUTPUT_BARRIER, "//", WIDE),
             Fault("barrier-between-the-passes", _PASSES, "", FULL),
         ],
@@ -89,19 +89,19 @@ FAULTS = ladder.Faults(
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
-    ladder.compile_planted(request)
+    caught.compile_planted(request)
 
 
-@pytest.mark.parametrize("fault", ladder.listed(FAULTS.wrong))
+@pytest.mark.parametrize("fault", ladder.listed_faults(FAULTS.wrong))
 def test_caught(fault: Fault) -> None:
-    assert ladder.caught_by(fault), f"fault {fault.name} was accepted"
+    assert ladder.caught_on_one_sm(fault), f"fault {fault.name} was accepted"
 
 
-@pytest.mark.parametrize("fault", ladder.listed(FAULTS.raced))
+@pytest.mark.parametrize("fault", ladder.listed_faults(FAULTS.raced))
 def test_a_race_is_caught_by_the_check_for_it(fault: Fault) -> None:
-    caught = ladder.caught_by(fault)
-    assert caught.startswith("shared memory: ")
-    assert FAULTS.check_of(fault) in caught
+    found = ladder.caught_on_one_sm(fault)
+    assert found.startswith("shared memory: ")
+    assert FAULTS.check_of(fault) in found
 
 
 def test_names_are_unique() -> None:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 
 import pytest
 
-from flashgen.build.emulator.fault import EmulatorFaultError
-from flashgen.build.emulator.kernel import EmulatedKernel, EmulationOrder, Schedule
 from flashgen.codegen.families.standard_attention.config import StandardAttentionConfig
 from flashgen.codegen.problem import Dtype, Mask
-from flashgen.codegen.render import Atoms, Source
-from flashgen.codegen.spec import KernelSpec
-from flashgen.codegen.target import find_target
-from tests.support.cases import Case, Layout
+from tests.support.cases import Layout
+from tests.support.caught import IN_FLIGHT, NOT_WRITTEN, OVERWRITE, TWICE, caught_by, compile_planted, listed
 from tests.support.fault import Fault, setting
-from tests.support.plan import planned, to_run
-from tests.support.runs import compile_ahead, emulated_kernel, emulated_text, seconds_of, why_rejected
 
-TARGET = find_target("sm_90a")
-ORDERS = (EmulationOrder(Schedule.ROUND_ROBIN, late_copies=True),)
 # A block of the softmax has 4 warps, which hold 512 scores: 300 keys take all of them, 100 take one, and 1000 take two slices.
 CONFIG = StandardAttentionConfig(block_q=64, block_kv=64, warps=4, stages=2, softmax_warps=4, row_scores=4)
 given = partial(setting, config=CONFIG, batch=1)
@@ -40,11 +32,6 @@ HUGE = given((70, 300), dtype=Dtype.BF16, magnitude=1e12)
 EDGE = given((64, 129), mask=Mask.CAUSAL)
 # The output of a warp takes the place of rows of P that other warps read.
 WIDE = given((70, 300), width=(64, 128))
-
-_IN_FLIGHT = "read under an asynchronous copy that was not waited for"
-_OVERWRITE = "write over what another warp may still read, with no barrier between"
-_TWICE = "write over what another thread wrote, with no barrier between"
-_NOT_WRITTEN = "read of shared memory that nobody wrote"
 
 SCORES = [
     Fault("scores-of-a-wrong-key-head", "of_k, batch, head_kv,", "of_k, batch, work.head % divide(p.heads_q, p.group_reciprocal),", FULL),
@@ -105,16 +92,16 @@ _ROW_BARRIER = "barrier_sync();\n    const SharedAddress of_row"
 _WAIT = "cp_async_wait_group<kStages - 2>();"
 # Each with the check that catches it.
 RACES = {
-    _IN_FLIGHT: [
+    IN_FLIGHT: [
         Fault("wait-removed", _WAIT, "", FULL),
         Fault("wait-one-group-short", _WAIT, "cp_async_wait_group<kStages - 1>();", FULL),
     ],
-    _OVERWRITE: [
+    OVERWRITE: [
         Fault("barrier-before-the-output", _OUTPUT_BARRIER, "//", WIDE),
         Fault("maxima-and-sums-in-one-place", "row_sum, sums,", "row_sum, maxima,", FULL),
     ],
-    _TWICE: [Fault("output-in-the-place-of-another-warp", "OutTile{ring + warp_index() * OutTile::kBytes}", "OutTile{ring}", FULL)],
-    _NOT_WRITTEN: [
+    TWICE: [Fault("output-in-the-place-of-another-warp", "OutTile{ring + warp_index() * OutTile::kBytes}", "OutTile{ring}", FULL)],
+    NOT_WRITTEN: [
         Fault("barrier-before-a-tile", _TILE_BARRIER, "//", FULL),
         Fault("barrier-before-the-warps-of-a-row", _ROW_BARRIER, "const SharedAddress of_row", FULL),
     ],
@@ -124,61 +111,21 @@ PARTS = {fault.name: part for part, faults in enumerate((SCORES, SOFTMAX, OUTPUT
 QUICK, QUICK_RACES = 1, 0  # for every run; --slow has all
 
 
-def listed(faults: list[Fault], each: int) -> list[object]:
-    """As parameters, of which every run has `each`."""
-    return planned(
-        faults,
-        each,
-        family=lambda fault: fault.setting.spec(TARGET).family.name,
-        kinds=lambda fault: (PARTS.get(fault.name),),
-        name=lambda fault: fault.name,
-        seconds=lambda fault: seconds_of(fault.setting.cases),
-        fault=True,
-    )
-
-
-def faulty_text(fault: Fault) -> Source:
-    return fault.apply(emulated_text(fault.setting.spec(TARGET)), Atoms.EMULATED)
+def of_part(fault: Fault) -> list[object]:
+    return [PARTS.get(fault.name)]
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once(request: pytest.FixtureRequest) -> None:
-    """All texts, on all cores."""
-    planted = [params["fault"] for params in to_run(request)]
-    compile_ahead(text for fault in planted for text in (emulated_text(fault.setting.spec(TARGET)), faulty_text(fault)))
+    compile_planted(request)
 
 
-@cache
-def sound_kernel(spec: KernelSpec) -> EmulatedKernel:
-    return emulated_kernel(spec)
-
-
-@cache
-def control(spec: KernelSpec, case: Case) -> str:
-    """Why the kernel without a fault is rejected: empty, as it should be."""
-    return why_rejected(sound_kernel(spec), case, ORDERS)
-
-
-def caught_by(fault: Fault) -> str:
-    """What rejects the faulty kernels, empty if nothing does."""
-    spec = fault.setting.spec(TARGET)
-    faulty = emulated_kernel(spec, faulty_text(fault))
-    for case in fault.setting.cases:
-        assert not control(spec, case), f"the kernel without the fault is rejected on {case.name}"
-        try:
-            if why := why_rejected(faulty, case, ORDERS):
-                return f"the numerics rule: {why}"
-        except EmulatorFaultError as error:
-            return str(error)
-    return ""
-
-
-@pytest.mark.parametrize("fault", listed([*SCORES, *SOFTMAX, *OUTPUT], QUICK))
+@pytest.mark.parametrize("fault", listed([*SCORES, *SOFTMAX, *OUTPUT], QUICK, of_part))
 def test_caught(fault: Fault) -> None:
     assert caught_by(fault), f"fault {fault.name} was accepted"
 
 
-@pytest.mark.parametrize("fault", listed(FAULTS[-sum(map(len, RACES.values())) :], QUICK_RACES))
+@pytest.mark.parametrize("fault", listed(FAULTS[-sum(map(len, RACES.values())) :], QUICK_RACES, of_part))
 def test_a_race_is_caught_by_the_check_for_it(fault: Fault) -> None:
     (check,) = (check for check, faults in RACES.items() if fault in faults)
     caught = caught_by(fault)

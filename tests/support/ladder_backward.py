@@ -12,6 +12,7 @@ from functools import partial
 from flashgen.codegen.ladder import LadderConfig
 from flashgen.codegen.problem import Mask
 from tests.support import ladder
+from tests.support.caught import NOT_WRITTEN
 from tests.support.gradient_faults import FAR, HUGE, IN_FLIGHT, OVERWRITE, UNORDERED, GradientFault, GradientSetting
 
 _NEXT_HEAD = "if (++tile == tiles.end) tile = tiles.begin, ++head;\n        };"
@@ -120,7 +121,7 @@ def race_faults(config: LadderConfig) -> list[GradientFault]:
     no_queries = GradientSetting(config, (1, 2, 1, 0, 70))
     faults = [
         ("barrier-before-dS-is-read", "barrier_sync();  // dS of all warps is here", "//", full, UNORDERED),
-        ("barrier-before-a-tile-is-used", ladder.TILE_BARRIER, "//", full, ladder.NOT_WRITTEN),
+        ("barrier-before-a-tile-is-used", ladder.TILE_BARRIER, "//", full, NOT_WRITTEN),
         ("wait-for-a-tile", ladder.TILE_WAIT, "", full, IN_FLIGHT),
         ("wait-one-group-short", ladder.TILE_WAIT, "cp_async_wait_group<kStages - 1>();", full, IN_FLIGHT),
         ("wait-for-keys-without-queries", _LAST_KEYS, "        //", no_queries, "asynchronous copy"),

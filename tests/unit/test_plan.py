@@ -13,6 +13,7 @@ import pytest
 from flashgen.codegen.family import families
 from tests.compile import test_compile
 from tests.emulator import test_faults, test_faults_sm90, test_huge, test_kernels, test_layouts, test_standard_faults, test_verification
+from tests.support.caught import TARGET
 from tests.support.examples import families_of
 from tests.support.faults import FAULTS
 from tests.support.plan import Costly, budgets, planned, sample, within
@@ -117,7 +118,7 @@ def test_no_family_is_without_cases(test: Any) -> None:
 
 def test_no_family_s_faults_are_left_to_slow_runs_alone() -> None:
     """Each has some in the emulator in every run. With --slow each fault is planted there, and compiled for a GPU."""
-    faults = {fault.name: fault.setting.spec(test_faults.TARGET).family.name for fault in FAULTS}
+    faults = {fault.name: fault.setting.spec(TARGET).family.name for fault in FAULTS}
     emulated = [parameter for test in OF_FAULTS[:6] for parameter in parameters(test)]
     assert {faults[p.id] for p in emulated if p.id in faults and not is_slow(p)} == set(faults.values())
     assert {p.id for p in emulated} >= faults.keys()
