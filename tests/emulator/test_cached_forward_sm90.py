@@ -10,11 +10,9 @@ from functools import partial
 import pytest
 import torch
 
-from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, RowMax, Scheduler
 from flashgen.codegen.families.attention_forward_sm90.family import FAMILY
 from flashgen.codegen.problem import Dtype, Mask, Sequences
-from flashgen.codegen.render import Atoms
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from flashgen.launch.cpu import run_on_cpu
@@ -22,7 +20,7 @@ from flashgen.launch.tensors import Tensors
 from tests.emulator.test_cached_sm90 import CACHES, ORDERS, judged, poisoned
 from tests.support.cached_cases import CachedCase, random_cached_cases
 from tests.support.fault import Fault
-from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, planned_cases, planned_faults
+from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, planned_cases, planned_faults, why_caught
 from tests.support.plan import few_of
 from tests.support.runs import LIMITS, emulated_kernel, emulated_text
 
@@ -143,11 +141,7 @@ def shows(kernel: str, planted: Fault, cache: str) -> str:
     """What rejects what a kernel with the fault does; empty if nothing does."""
     spec, tensors = KERNELS[kernel].spec(), made(kernel, cache)
     assert judged(spec, emulated_text(spec), tensors, ORDERS, SMS).ok
-    try:
-        verdict = judged(spec, planted.apply(emulated_text(spec), Atoms.EMULATED), tensors, ORDERS, SMS)
-    except EmulatorFaultError as error:
-        return str(error)
-    return "" if verdict.ok else verdict.message
+    return why_caught(KERNELS[kernel], planted, lambda text: judged(spec, text, tensors, ORDERS, SMS))
 
 
 @pytest.mark.parametrize(("kernel", "planted"), planned_faults((of for _, of in FAULTS), KERNELS))

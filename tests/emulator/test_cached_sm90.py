@@ -29,7 +29,7 @@ from flashgen.numerics.caches import poison_unused
 from flashgen.numerics.rule import Verdict
 from flashgen.verification.expected import Expected
 from tests.support.fault import Fault, Setting
-from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, planned_cases, planned_faults
+from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, planned_cases, planned_faults, why_caught
 from tests.support.plan import few_of, of_family
 from tests.support.runs import LIMITS, emulated_kernel, emulated_text
 
@@ -330,11 +330,7 @@ def shows(kernel: str, planted: Fault, cache: Cache) -> str:
     """What rejects what a kernel with the fault does; empty if nothing does."""
     spec, tensors = KERNELS[kernel].spec(), cache.make(kernel)
     assert judged(spec, emulated_text(spec), tensors, ORDERS, cache.sm_count).ok
-    try:
-        verdict = judged(spec, planted.apply(emulated_text(spec), Atoms.EMULATED), tensors, ORDERS, cache.sm_count)
-    except EmulatorFaultError as error:
-        return str(error)
-    return "" if verdict.ok else verdict.message
+    return why_caught(KERNELS[kernel], planted, lambda text: judged(spec, text, tensors, ORDERS, cache.sm_count))
 
 
 @pytest.mark.parametrize(("kernel", "planted"), planned_faults((of for _, of in FAULTS), KERNELS))

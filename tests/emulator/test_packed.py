@@ -11,7 +11,6 @@ from functools import partial
 import pytest
 import torch
 
-from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import ORDERS, EmulationOrder
 from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.families.attention_forward.config import AttentionForwardConfig, FirstProduct, QueryPlace
@@ -21,7 +20,7 @@ from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.operands import Role
 from flashgen.codegen.problem import Mask, Sequences
 from flashgen.codegen.program import Program
-from flashgen.codegen.render import Atoms, Source
+from flashgen.codegen.render import Source
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
 from flashgen.launch.cpu import run_on_cpu, view_of
@@ -31,7 +30,7 @@ from flashgen.numerics.sequences import SequenceTokens, sequences_of
 from flashgen.traced.modifier import modifier_in_call
 from flashgen.verification.expected import Expected
 from tests.support.fault import Fault
-from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, planned_cases, planned_faults
+from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, planned_cases, planned_faults, why_caught
 from tests.support.plan import every_case
 from tests.support.runs import LIMITS, emulated_kernel, emulated_text
 
@@ -311,13 +310,8 @@ DIPS = [
 ]
 
 
-def shows(kernel: str, planted: Fault, tensors: Tensors) -> bool:
-    """Whether the rule rejects what a kernel with the fault does, or a check of the emulator fails."""
-    spec = KERNELS[kernel].spec()
-    try:
-        return not judged(spec, planted.apply(emulated_text(spec), Atoms.EMULATED), tensors).ok
-    except EmulatorFaultError:
-        return True
+def shows(kernel: str, planted: Fault, tensors: Tensors) -> str:
+    return why_caught(KERNELS[kernel], planted, lambda text: judged(KERNELS[kernel].spec(), text, tensors))
 
 
 @pytest.mark.parametrize(("kernel", "planted"), planned_faults(FAULTS, KERNELS))

@@ -11,7 +11,6 @@ from functools import partial
 import pytest
 import torch
 
-from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.build.emulator.kernel import ORDERS, EmulationOrder
 from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.families.attention_backward.config import AttentionBackwardConfig
@@ -22,7 +21,7 @@ from flashgen.codegen.modifiers.traced import learnable_tensors, name_of_functio
 from flashgen.codegen.operands import Role
 from flashgen.codegen.problem import Mask, Sequences
 from flashgen.codegen.program import BufferKind, Program
-from flashgen.codegen.render import Atoms, Source
+from flashgen.codegen.render import Source
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
 from flashgen.launch.cpu import run_on_cpu, view_of
@@ -32,7 +31,7 @@ from flashgen.numerics.sequences import sequences_of
 from flashgen.traced.modifier import modifier_in_call
 from flashgen.verification.expected import Expected
 from tests.support.fault import Fault
-from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, planned_cases, planned_faults
+from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, planned_cases, planned_faults, why_caught
 from tests.support.runs import LIMITS, emulated_kernel, emulated_text
 
 Packed = partial(NamedKernel, sequences=Sequences.PACKED)
@@ -332,25 +331,22 @@ FAULTS = [
 ]
 
 
-def shows(kernel: str, planted: Fault, tensors: Tensors) -> bool:
-    """Whether the rule rejects what a kernel with the fault does, or a check of the emulator fails."""
-    spec = KERNELS[kernel].spec()
-    text = planted.apply(emulated_text(spec), Atoms.EMULATED)
-    try:
-        if not judged(spec, text, tensors).ok:
-            return True
-        for order in ORDERS[:4]:
-            run_on_cpu(emulated_kernel(spec, text), tensors, interleaving=order, limits=LIMITS)
-            if not Expected.of(tensors).judge(tensors).ok:
-                return True
-    except EmulatorFaultError:
-        return True
-    return False
+def judged_in_orders(spec: KernelSpec, text: Source, tensors: Tensors) -> Verdict:
+    """What the rule says in the first order in which it rejects, or the last one."""
+    verdict = judged(spec, text, tensors)
+    for order in ORDERS[:4]:
+        if not verdict.ok:
+            break
+        run_on_cpu(emulated_kernel(spec, text), tensors, interleaving=order, limits=LIMITS)
+        verdict = Expected.of(tensors).judge(tensors)
+    return verdict
 
 
 @pytest.mark.parametrize(("kernel", "planted"), planned_faults(FAULTS, KERNELS, 4.0))
 def test_a_fault_shows(kernel: str, planted: Fault) -> None:
-    assert shows(kernel, planted, drawn(KERNELS[kernel].spec(), FEW))
+    spec = KERNELS[kernel].spec()
+    tensors = drawn(spec, FEW)
+    assert why_caught(KERNELS[kernel], planted, lambda text: judged_in_orders(spec, text, tensors))
 
 
 @pytest.mark.parametrize("kernel", planned_cases([("generic",)], KERNELS, 1.0))

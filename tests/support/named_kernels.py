@@ -3,17 +3,18 @@ tests, and what the numerics rule says."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+from flashgen.build.emulator.fault import EmulatorFaultError
 from flashgen.codegen.config import Config
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import CacheDtype, Dtype, Mask, Problem, Sequences
-from flashgen.codegen.render import Source
+from flashgen.codegen.render import Atoms, Source
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import find_target
 from flashgen.launch.cpu import run_on_cpu
@@ -98,6 +99,15 @@ def planned_faults(faults: Iterable[tuple[str, Fault]], kernels: Mapping[str, Na
         seconds=lambda case: seconds,
         fault=True,
     )
+
+
+def why_caught(kernel: NamedKernel, planted: Fault, judge: Callable[[Source], Verdict]) -> str:
+    """What rejects the kernel with the fault: a check of the emulator, or the rule, which `judge` asks of a text. Empty if nothing does."""
+    try:
+        verdict = judge(planted.apply(emulated_text(kernel.spec()), Atoms.EMULATED))
+    except EmulatorFaultError as error:
+        return str(error)
+    return "" if verdict.ok else verdict.message
 
 
 def judged(spec: KernelSpec, text: Source, tensors: Tensors, scalars: Mapping[str, float] | None = None) -> Verdict:
