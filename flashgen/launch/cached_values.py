@@ -10,10 +10,11 @@ from .cached_arguments import CachedKeys
 from .packed_arguments import tell_of_capture
 
 
-def require_right_lengths(k_cache: torch.Tensor, where: CachedKeys, added: int = 0) -> None:
+def require_right_lengths(k_cache: torch.Tensor, where: CachedKeys, added: int = 0, table_name: str | None = None) -> None:
     """Raises ArgumentError for the first length, padding or used entry of a table that is wrong. Waits for the device.
 
-    added: keys that the call appends. It cannot while a CUDA graph is being captured, and says so once.
+    added: keys that the call appends; table_name: what the table is called where `where` does not tell. It cannot wait while a CUDA graph
+    is being captured, and says so once.
     """
     if k_cache.is_cuda and torch.cuda.is_current_stream_capturing():
         return tell_of_capture()
@@ -30,10 +31,8 @@ def require_right_lengths(k_cache: torch.Tensor, where: CachedKeys, added: int =
             raise ArgumentError(f"cache_leftpad must be from 0 to the length {lengths[b]} of sequence {b}; got {padding}")
     if where.table is None:
         return
-    name, rows = (
-        ("block_table" if where.block_table is not None else "cache_batch_idx"),
-        [row if isinstance(row, list) else [row] for row in where.table.tolist()],
-    )
+    name = table_name or ("block_table" if where.block_table is not None else "cache_batch_idx")
+    rows = [row if isinstance(row, list) else [row] for row in where.table.tolist()]
     for b, (row, length) in enumerate(zip(rows, lengths, strict=True)):
         used = -(-(length + added) // page_size) if page_size else 0
         for at, page in enumerate(row[:used]):

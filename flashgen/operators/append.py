@@ -163,8 +163,10 @@ def _elsewhere(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _require_right_lengths(tensors: AppendTensors) -> None:
-    where = CachedKeys(tensors.cache_seqlens, tensors.block_table)
-    require_right_lengths(tensors.k_cache, where, 0 if tensors.k is None else tensors.k.shape[1])
+    table, added = tensors.block_table, 0 if tensors.k is None else tensors.k.shape[1]
+    # The operator is given a user's cache_batch_idx as such a table.
+    name = "cache_batch_idx, or a block_table of one column," if table is not None and table.shape[1] == 1 else None
+    require_right_lengths(tensors.k_cache, CachedKeys(tensors.cache_seqlens, table), added, name)
 
 
 def _fake(*arguments: Any) -> tuple[torch.Tensor, torch.Tensor]:

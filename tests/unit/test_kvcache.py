@@ -494,6 +494,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
         r"^cache_batch_idx must name pages .* 2; got 3 in entry 0 of seq.* 2",
     ),
     (
+        {**added(), "cache_seqlens": ints(3, 20, 0), "block_table": ints(1, 2, 9, 0, 0, 9, 1, 1, 1).view(3, 3)},
+        r"^block_table must name pages from 0 to 8; got 9 in entry 2 of sequence 1",
+    ),
+    (
+        {**tensors(), **added(), "block_table": None, "cache_seqlens": ints(3, 2, 0), "cache_batch_idx": ints(0, 7, 2)},
+        r"^cache_batch_idx, or a block_table of one column, must name pages from 0 to 2; got 7 in entry 0 of sequence 1",
+    ),
+    (
         {**added(), "cache_seqlens": ints(3, 23, 0)},
         r"^cache_seqlens must be from 0 to the keys that a sequence may have before 2 more, 22; got 23 in entry 1",
     ),
