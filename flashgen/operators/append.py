@@ -1,4 +1,4 @@
-"""The operator that appends to a cache: schema, implementations, fake and FLOPs, and the way past the dispatcher for a known signature.
+"""The operator that appends to a cache: schema, implementations, fake, FLOPs, and plans by signature.
 
 `flashgen::append_to_cache` writes new keys and values to a cache, and gives how long sequences then are, and the rotated queries: an empty
 tensor where nothing is rotated, because what an operator gives must not be what it was given.
@@ -14,11 +14,10 @@ from torch.utils.flop_counter import register_flop_formula
 
 from ..launch import packed_arguments
 from ..launch.append_arguments import AppendTensors, check_append, check_append_traced
-from ..launch.append_plan import AppendPlan, AppendRun, rotated_shape
+from ..launch.append_plan import AppendPlan, rotated_shape
 from ..launch.asked import require_no_gradient
 from ..launch.cached_arguments import CachedKeys
 from ..launch.cached_values import require_right_lengths
-from ..launch.private_names import knows_tensors, tensor_guard
 from ..launch.untraced import untraced
 from ..selection import loaded
 from . import plans
@@ -33,60 +32,6 @@ LIBRARY.define(
 )
 _NO_TRANSFORM = "flashgen's caches have no derivatives, and no rules for the transforms of torch.func"
 _TENSORS = len(AppendTensors._fields)
-
-
-class _Before:
-    """What ran a call, and what tells that another one has its signature: see `plans`.
-
-    Which tensors are there follows from how many dimensions they have one after the other.
-    """
-
-    __slots__ = ("count", "fits", "flags", "generation", "run")
-
-    def __init__(self, run: AppendRun, there: list[torch.Tensor], flags: tuple[bool, bool]) -> None:
-        self.run, self.count, self.flags, self.generation = run, len(there), flags, loaded.kernels.generation
-        self.fits = tensor_guard(tuple(there))
-
-
-@untraced
-def append_run_at_hand(tensors: AppendTensors, rotary_interleaved: bool, by_query: bool) -> AppendRun | None:
-    """What runs a call past the dispatcher, if that would do nothing but run it: see `plans.run_at_hand`.
-
-    Raises ArgumentError as `AppendPlan` does.
-    """
-    before: _Before | None = plans._LOCAL.before_append
-    there, flags = [tensor for tensor in tensors if tensor is not None], (rotary_interleaved, by_query)
-    if (
-        before is not None
-        and before.count == len(there)
-        and before.flags == flags
-        and before.fits(*there)
-        and before.generation == loaded.kernels.generation
-        and plans.no_modes()
-        and type(rotary_interleaved) is type(by_query) is bool
-    ):
-        return before.run
-    try:
-        if packed_arguments.values_are_checked:
-            return None
-        plan: AppendPlan | None = None
-        if plans.no_modes() and type(rotary_interleaved) is type(by_query) is bool:
-            plan = plans.sized_plans("append", 2).find(*_sized(tensors, flags), alone=True)
-        if plan is None:
-            if not plans.are_plain(there) or not plans.nobody_listens() or not all(tensor.is_cuda for tensor in there):
-                return None
-            key = _signature(tensors, flags)
-            plan = _plans().get(key)
-    except (AttributeError, TypeError, RuntimeError):  # an argument that `check_append` will speak of
-        return None
-    if plan is None:
-        return _new_plan(key, tensors, flags).run
-    if knows_tensors and type(rotary_interleaved) is type(by_query) is bool and not any(tensor.requires_grad for tensor in there):
-        if plan.before is None and plan.met and len({*map(id, there)}) == len(there):  # PyTorch's check knows no tensor that is there twice
-            plan.before = _Before(plan.run, there, flags)
-        plan.met = True
-        plans._LOCAL.before_append = plan.before
-    return plan.run
 
 
 def _signature(tensors: AppendTensors, flags: tuple[bool, bool]) -> tuple[Any, ...]:

@@ -233,7 +233,6 @@ class _OfThread(threading.local):
 
     before: _Before | None = None
     before_packed: Any = None
-    before_append: Any = None
 
 
 _LOCAL = _OfThread()

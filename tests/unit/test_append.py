@@ -25,11 +25,10 @@ from flashgen.launch.append_arguments import AppendTensors, append_call, check_a
 from flashgen.launch.tensors import Tensors
 from flashgen.numerics.oracle import oracle_of
 from flashgen.operators import append, plans
-from flashgen.operators.append import append_run_at_hand, append_to_cache
+from flashgen.operators.append import append_plan_for, append_to_cache
 from flashgen.selection import loaded
 from flashgen.selection.picks import picked_spec
 from flashgen.verification.screen import Screen
-from tests.unit.test_ops import Logging
 from tools.call_overhead import OnGpu
 
 FAMILY, H200 = find_family("append_rows"), find_device("h200")
@@ -380,28 +379,21 @@ DIFFERENT: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("changes", list(DIFFERENT.values()), ids=list(DIFFERENT))
 def test_other_signatures_have_plans_of_their_own(bound: list[Bound], changes: dict[str, Any]) -> None:
     first = given(OnGpu)
-    runs = {id(append_run_at_hand(first, False, True)) for _ in range(3)}
-    assert len(runs) == 1
+    plan = append_plan_for(first, False, True)
+    assert append_plan_for(first, False, True) is plan
     other = given(OnGpu, **changes)
-    assert id(append_run_at_hand(other, False, True)) not in runs
+    assert append_plan_for(other, False, True) is not plan
     assert bound[-1].call == append_call(check_append(other, False, True), other, False, True)
-    assert append_run_at_hand(first, True, True) is not append_run_at_hand(first, False, True)
-    assert append_run_at_hand(first, False, False) is not append_run_at_hand(first, False, True)
+    assert append_plan_for(first, True, True) is not plan
+    assert append_plan_for(first, False, False) is not plan
 
 
-def test_others_who_listen_get_the_call(bound: list[Bound], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_new_kernels_need_new_plans(bound: list[Bound], monkeypatch: pytest.MonkeyPatch) -> None:
     tensors = given(OnGpu)
-    run = plan_of(tensors).run
-    for listening in (Logging, FakeTensorMode):
-        assert append_run_at_hand(tensors, False, True) is run
-        with listening():
-            assert append_run_at_hand(tensors, False, True) is None
-    for name in ("k", "q", "v_cache"):
-        negated = tensors._replace(**{name: torch._neg_view(getattr(tensors, name))})
-        assert append_run_at_hand(negated, False, True) is None
+    plan = append_plan_for(tensors, False, True)
     monkeypatch.setattr(loaded, "kernels", loaded.Kernels())
     loaded.kernels.generation = 12345
-    assert append_run_at_hand(tensors, False, True) is not run, "another kernel may be the right one"
+    assert append_plan_for(tensors, False, True) is not plan, "another kernel may be the right one"
 
 
 def test_what_a_family_refuses() -> None:
