@@ -57,7 +57,18 @@ def check_gradient_call(
     """Raises ArgumentError unless these go together, and a kernel for some GPU could take them. Works on fake tensors."""
     check_call(q, k, v, causal, scale, layout, modifiers, tensors)
     row, head = LAYOUTS[layout]
-    of_out, of_lse = (*q.shape[:3], v.shape[3]), (q.shape[0], q.shape[head], q.shape[row])
+    require_results_of(q, (out, d_out), (*q.shape[:3], v.shape[3]), (lse, d_lse), (q.shape[0], q.shape[head], q.shape[row]))
+
+
+def require_results_of(
+    q: torch.Tensor,
+    outs: tuple[torch.Tensor, torch.Tensor],
+    of_out: tuple[int, ...],
+    lses: tuple[torch.Tensor, torch.Tensor | None],
+    of_lse: tuple[int, ...],
+) -> None:
+    """Raises ArgumentError unless (out, d_out) and (lse, d_lse) have these shapes and go with q."""
+    (out, d_out), (lse, d_lse) = outs, lses
     for name, tensor, shape, dtype in (
         ("out", out, of_out, q.dtype),
         ("d_out", d_out, of_out, q.dtype),

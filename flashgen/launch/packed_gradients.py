@@ -8,17 +8,16 @@ from typing import Any
 import torch
 
 from flashgen.codegen.attention import attention_call
-from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, modifier_gradients
 from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import dense
 from flashgen.codegen.problem import Pass, Sequences
 
 from . import gpu
-from .arguments import ALIGNMENT, problem_of, require_dense, require_memory
+from .arguments import ALIGNMENT, problem_of, require_memory
 from .asked import gradient_strides, tensor_strides
 from .bound import BoundCall
-from .gradients import Gradients, shapes_of_gradients
+from .gradients import Gradients, require_results_of, shapes_of_gradients
 from .packed_arguments import PackedTokens, check_packed_call, packed_workload
 from .packed_plan import token_strides
 from .untraced import untraced
@@ -41,22 +40,7 @@ def check_packed_gradient_call(
 ) -> None:
     """Raises ArgumentError unless these go together, and a kernel for some GPU could take them. Works on fake tensors."""
     check_packed_call(q, k, v, tokens, causal, scale, modifiers, tensors)
-    of_out, of_lse = (*q.shape[:2], v.shape[2]), (q.shape[1], q.shape[0])
-    for name, tensor, shape, dtype in (
-        ("out", out, of_out, q.dtype),
-        ("d_out", d_out, of_out, q.dtype),
-        ("lse", lse, of_lse, torch.float32),
-        ("d_lse", d_lse, of_lse, torch.float32),
-    ):
-        if tensor is None:
-            continue
-        require_dense(name, tensor)
-        if tuple(tensor.shape) != tuple(shape):
-            raise ArgumentError(f"{name} must have the shape {tuple(shape)}; got {tuple(tensor.shape)}")
-        if tensor.dtype != dtype:
-            raise ArgumentError(f"{name} must be {dtype}; got {tensor.dtype}")
-        if tensor.device != q.device:
-            raise ArgumentError(f"{name} must be on q's device {q.device}; got {tensor.device}")
+    require_results_of(q, (out, d_out), (*q.shape[:2], v.shape[2]), (lse, d_lse), (q.shape[1], q.shape[0]))
     problem_of(q, v, causal, Pass.BACKWARD.value, deterministic, modifiers, Sequences.PACKED)
 
 
