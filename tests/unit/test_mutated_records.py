@@ -14,7 +14,7 @@ import pytest
 from flashgen.bench import files, report
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.spec import KernelSpec
-from flashgen.records.choice import why_useless
+from flashgen.records.choice import choose, why_useless
 from flashgen.records.exchange import parse_records, to_text, winners
 from flashgen.records.record import BENCHMARK_VERSION
 from flashgen.records.shipped import ShippedRecords
@@ -69,7 +69,7 @@ def read_records(data: bytes, folder: Path) -> None:
     assert parse_records(to_text(contents.records).encode()).records == contents.records
     winners(contents.records, BENCHMARK_VERSION)
     (folder / "gpu.json").write_bytes(data)
-    ShippedRecords(folder).best(PROBLEM, WORKLOAD, DEVICE, "13.0", "13.0", BENCHMARK_VERSION)
+    choose(ShippedRecords(folder).known(PROBLEM, DEVICE, BENCHMARK_VERSION).present, WORKLOAD, ("13.0", "13.0"))
     for record in contents.records:
         why_useless(record, BENCHMARK_VERSION)
 

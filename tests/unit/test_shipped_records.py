@@ -18,6 +18,7 @@ from flashgen.codegen.problem import Dtype, Problem
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
 from flashgen.records import sources
+from flashgen.records.choice import choose
 from flashgen.records.exchange import parse_records, to_text
 from flashgen.records.record import BENCHMARK_VERSION
 from flashgen.records.shipped import FOLDER, ShippedRecords
@@ -32,7 +33,7 @@ NEAR = Workload(2, 16, 16, 2048, 1024)
 
 
 def best(shipped: ShippedRecords, workload: Workload = WORKLOAD, problem: Problem = PROBLEM) -> Choice | None:
-    return shipped.best(problem, workload, DEVICE, "13.0", "13.0", BENCHMARK_VERSION)
+    return choose(shipped.known(problem, DEVICE, BENCHMARK_VERSION).present, workload, ("13.0", "13.0"))
 
 
 def ship(folder: Path, *records: Record, name: str = "gpu") -> ShippedRecords:

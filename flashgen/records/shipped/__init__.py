@@ -15,9 +15,8 @@ from pathlib import Path
 from flashgen.codegen.devices import Device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.problem import Problem
-from flashgen.codegen.workload import Workload
 
-from ..choice import Choice, Entry, Known, choose, known_of
+from ..choice import Entry, Known, known_of
 from ..exchange import parse_records
 from ..record import Record
 
@@ -36,20 +35,6 @@ class ShippedRecords:
     def for_device(self, device_name: str, sm_count: int) -> list[Record]:
         """The records of a device."""
         return self._by_device.get((device_name, sm_count), [])
-
-    def best(
-        self,
-        problem: Problem,
-        workload: Workload,
-        device: Device,
-        driver_version: str,
-        nvrtc_version: str,
-        benchmark_version: int,
-        excluded: frozenset[str] = frozenset(),
-    ) -> Choice | None:
-        """The fastest kernel known for a workload on a device, or None: as `Records.best`, by the same rule."""
-        known = self.known(problem, device, benchmark_version, excluded)
-        return choose(known.present, workload, (driver_version, nvrtc_version))
 
     def known(self, problem: Problem, device: Device, benchmark_version: int, excluded: frozenset[str] = frozenset()) -> Known:
         """What the records say of a problem on a device: as `Records.known`."""
