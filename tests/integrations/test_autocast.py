@@ -7,13 +7,14 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import flashgen
+from tests.support.plain_kernels import plain_in_place_of_kernels
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
 
 
 @pytest.fixture(autouse=True)
 def _cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    plain_in_place_of_kernels(monkeypatch)
 
 
 def tensors(*dtypes: torch.dtype) -> list[torch.Tensor]:

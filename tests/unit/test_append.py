@@ -23,12 +23,12 @@ from flashgen.codegen.workload import Workload
 from flashgen.launch import gpu
 from flashgen.launch.append_arguments import AppendTensors, append_call, check_append
 from flashgen.launch.tensors import Tensors
-from flashgen.numerics.oracle import oracle_of
 from flashgen.operators import append, plans
 from flashgen.operators.append import append_plan_for, append_to_cache
 from flashgen.selection import loaded
 from flashgen.selection.picks import picked_spec
 from flashgen.verification.screen import Screen
+from tests.support.plain_kernels import plain_in_place_of_kernels
 from tools.call_overhead import OnGpu
 
 FAMILY, H200 = find_family("append_rows"), find_device("h200")
@@ -185,19 +185,7 @@ def test_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[Tensors]:
-    """Plain PyTorch in place of kernels on the CPU, and what calls gave them."""
-    found: list[Tensors] = []
-
-    def run(kernel: object, tensors: Tensors, scalars: dict[str, float]) -> None:
-        computed = oracle_of(tensors.problem).plain(tensors.problem, tensors, scalars)
-        for name, tensor in tensors.outputs.items():
-            tensor.copy_(computed[name])
-        found.append(tensors)
-
-    monkeypatch.setattr("flashgen.launch.cpu.run_on_cpu", run)
-    monkeypatch.setattr("flashgen.operators.cpu._default_kernel", lambda *_: None)
-    monkeypatch.setenv("FLASHGEN_CPU", "1")
-    return found
+    return plain_in_place_of_kernels(monkeypatch)
 
 
 def test_a_call_is_what_its_tensors_say(on_cpu: list[Tensors]) -> None:

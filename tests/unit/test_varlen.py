@@ -19,12 +19,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import flashgen
 from flashgen.codegen.errors import ArgumentError, FlashgenError
-from flashgen.launch import cpu as launch_cpu
 from flashgen.launch import packed_arguments
 from flashgen.launch.packed_arguments import PackedTokens
 from flashgen.launch.tensors import Tensors
-from flashgen.numerics.oracle import oracle_of
-from flashgen.operators import cpu
+from tests.support.plain_kernels import plain_in_place_of_kernels
 from tests.unit.test_odd_arguments import ODD, TENSORS
 
 ENDS_Q, ENDS_KV = (0, 5, 5, 20), (0, 9, 10, 30)
@@ -50,19 +48,7 @@ def jagged(heads: int, width: int, *lengths: int) -> torch.Tensor:
 
 @pytest.fixture
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> list[Tensors]:
-    """Plain PyTorch in place of kernels on the CPU, and what calls gave them."""
-    given: list[Tensors] = []
-
-    def run(kernel: object, tensors: Tensors, scalars: dict[str, float]) -> None:
-        found = oracle_of(tensors.problem).plain(tensors.problem, tensors, tensors.call(scalars).scalars)
-        for name, tensor in tensors.outputs.items():
-            tensor.copy_(found[name])
-        given.append(tensors)
-
-    monkeypatch.setattr(launch_cpu, "run_on_cpu", run)
-    monkeypatch.setattr(cpu, "_default_kernel", lambda *_: None)
-    monkeypatch.setenv("FLASHGEN_CPU", "1")
-    return given
+    return plain_in_place_of_kernels(monkeypatch)
 
 
 REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
