@@ -49,10 +49,11 @@ def pytest_cmdline_main(config: pytest.Config) -> None:
         option.numprocesses = min(os.cpu_count() or 1, 8)
         # Tests of a file, which share what they have compiled, stay together, but for those of the last files.
         option.dist = "worksteal"
-        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch in each process: more would spin for cores that others have
         # Each launch in the emulator forks: large pages, for the objects of Python too, halve its cost.
         os.environ.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
         os.environ.setdefault("PYTHONMALLOC", "malloc")
+    if getattr(option, "numprocesses", 0) and missing_gpu():
+        os.environ.setdefault("OMP_NUM_THREADS", "1")  # of PyTorch in each process: more would spin for cores that others have
 
 
 @pytest.hookimpl(wrapper=True)
