@@ -186,7 +186,9 @@ def attention(
     return_dropout_mask: also return which elements are kept: bool, [batch, heads_q, len_q, len_kv]. For tests: PyTorch computes it, in time
        and memory that grow with len_q * len_kv.
     Returns out [.., head_dim_v] in q's layout, dense; with return_lse also the natural log-sum-exp of the scaled scores,
-    fp32 [batch, heads_q, len_q]; then the dropout mask, if asked for.
+    fp32 [batch, heads_q, len_q]; then the dropout mask, if asked for. Under "bhsd" out lies in memory as q does, as that of PyTorch's
+    attention: of a q that is a transposed view of [batch, len_q, heads_q, head_dim] (q.stride(1) < q.stride(2)), out is one, too, so that
+    to transpose it back and to reshape that copies nothing. Gradients of q, k and v are dense, each as its tensor lies by the same rule.
 
     Under torch.autocast q, k and v are cast to its dtype, as those of PyTorch's attention are, unless all have one dtype of 16 bits.
 

@@ -26,6 +26,7 @@ from .allocation import empty_strided as empty_strided  # others allocate by thi
 from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_strides, require_memory, workload_of
 from .asked import addresses_of_tensors, seed_position, tensor_strides, with_seed
 from .bound import BoundCall
+from .laid_out import dense_strides
 from .seeds import next_seed
 from .untraced import untraced
 
@@ -108,11 +109,11 @@ class _Outputs(NamedTuple):
     lse_strides: tuple[int, ...]
 
 
-def _outputs(shape_of_q: tuple[int, ...], width: int, layout: str) -> _Outputs:
-    """Of a call whose q has this shape, and v this width."""
-    row, head = LAYOUTS[layout]
-    out, lse = (*shape_of_q[:3], width), (shape_of_q[0], shape_of_q[head], shape_of_q[row])
-    steps = dense(out)
+def _outputs(q: Any, width: int, layout: str) -> _Outputs:
+    """Of a call with this q, whose v has this width."""
+    (row, head), of_q = LAYOUTS[layout], q.shape
+    out, lse = (*of_q[:3], width), (of_q[0], of_q[head], of_q[row])
+    steps = dense_strides(out, q, layout)
     return _Outputs(out, steps, ordered_strides(out, steps, layout), lse, dense(lse))
 
 
@@ -121,7 +122,7 @@ def _planned(
 ) -> tuple[_Outputs, Call | None, Problem]:
     """Of tensors, which are checked, or `SizedTensor`s; no call where there is nothing to compute."""
     problem = check_call(q, k, v, causal, scale, layout, modifiers, tensors)
-    outputs = _outputs(q.shape, v.shape[3], layout)
+    outputs = _outputs(q, v.shape[3], layout)
     if not math.prod(outputs.lse_shape):
         return outputs, None, problem
     of_q, of_k, of_v = axis_strides(q, layout), axis_strides(k, layout), axis_strides(v, layout)
@@ -171,7 +172,7 @@ def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall 
     return run
 
 
-untraced(_runner(0, torch.bfloat16, _outputs((0, 0, 0, 0), 0, "bshd"), None))  # marks the code, which all that it returns share
+untraced(_runner(0, torch.bfloat16, _Outputs((), (), (), (), ()), None))  # marks the code, which all that it returns share
 
 
 def gpu_of(tensor: torch.Tensor, name: str = "q") -> Gpu:

@@ -31,6 +31,7 @@ from .arguments import (
 from .asked import addresses_of_tensors, gradient_strides, have_gradients, tensor_strides
 from .bound import BoundCall
 from .gpu import bind_chosen, chosen_numbers, current_device, current_stream, require_context
+from .laid_out import dense_strides
 from .untraced import untraced
 
 logger = logging.getLogger("flashgen")
@@ -117,14 +118,16 @@ def gradient_call(
     tensors: Sequence[torch.Tensor] = (),
     of_tensors: bool = False,
 ) -> Call:
-    """The call of these tensors, which have passed `check_gradient_call`; gradients are dense in their layout.
+    """The call of these tensors, which have passed `check_gradient_call`; gradients lie by `dense_strides`.
 
     of_tensors: whether it has gradients of modifiers' tensors, too
     """
     problem, workload = problem_and_workload(q, k, v, causal, layout, Pass.BACKWARD.value, deterministic, modifiers)
     given = {"q": q, "k": k, "v": v, "out": out, "d_out": d_out}
     strides = {name: axis_strides(tensor, layout) for name, tensor in given.items()}
-    strides |= {f"d_{name}": ordered_strides(given[name].shape, dense(tuple(given[name].shape)), layout) for name in ("q", "k", "v")}
+    for name in ("q", "k", "v"):
+        sizes = tuple(given[name].shape)
+        strides[f"d_{name}"] = ordered_strides(sizes, dense_strides(sizes, given[name], layout), layout)
     strides |= tensor_strides(problem, tensors) | gradient_strides(problem, tensors)
     call = attention_call(problem, workload, strides, scale, modifiers.numbers)
     if of_tensors or not tensors:
@@ -161,16 +164,18 @@ def _planned(
     """
     check_gradient_call(q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic, modifiers, tensors)
     call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers, tensors, of_tensors)
-    return *shapes_of_gradients((q, k, v), modifiers, tensors, of_tensors), None if is_trivial(call) else call
+    return *shapes_of_gradients((q, k, v), modifiers, tensors, of_tensors, layout), None if is_trivial(call) else call
 
 
 def shapes_of_gradients(
-    qkv: Sequence[Any], modifiers: Given, tensors: Sequence[Any], of_tensors: bool
+    qkv: Sequence[Any], modifiers: Given, tensors: Sequence[Any], of_tensors: bool, layout: str | None = None
 ) -> tuple[tuple[tuple[Any, ...], ...], int]:
-    """Shapes, strides and dtypes of the gradients, and how many there are that nobody wants."""
+    """Shapes, strides and dtypes of the gradients, and how many there are that nobody wants. layout: None for packed sequences."""
     having = [tensor for tensor, has in zip(tensors, have_gradients(modifiers.names), strict=True) if has]
-    wanted = (*qkv, *having) if of_tensors else qkv
-    return tuple((tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in wanted), 0 if of_tensors else len(having)
+    found = [(tuple(t.shape), dense(tuple(t.shape)) if layout is None else dense_strides(tuple(t.shape), t, layout), t.dtype) for t in qkv]
+    if of_tensors:
+        found += [(tuple(t.shape), dense(tuple(t.shape)), t.dtype) for t in having]
+    return tuple(found), 0 if of_tensors else len(having)
 
 
 class GradientPlan:
@@ -236,12 +241,12 @@ class GradientPlan:
         d_lse: torch.Tensor | None,
         *tensors: torch.Tensor,
     ) -> Gradients:
-        """Allocates the gradients, dense, and enqueues the kernels on the current stream."""
+        """Allocates the gradients, and enqueues the kernels on the current stream."""
         if current_device() != self.index:
             with torch.cuda.device(self.index):
                 return self(q, k, v, out, lse, d_out, d_lse, *tensors)
         if self.bound is None:
-            return tuple(torch.zeros(shape, dtype=dtype, device="cuda") for shape, _, dtype in self.shapes)
+            return tuple(empty_strided(*each).zero_() for each in self.shapes)
         d_q, d_k, d_v, *others = found = tuple(empty_strided(*each) for each in self.shapes)
         at_others = [other.data_ptr() for other in others] or [0] * self.absent
         addresses = [t.data_ptr() for t in (q, k, v, out, d_out)]

@@ -19,6 +19,7 @@ from ..launch.append_plan import rotated_shape
 from ..launch.asked import expanded, have_gradients
 from ..launch.cached_arguments import CachedKeys, cached_workload
 from ..launch.gradients import Gradients, gradient_call, is_trivial
+from ..launch.laid_out import empty
 from ..launch.packed_arguments import PackedTokens, packed_workload
 from ..launch.packed_gradients import all_are_zero, packed_gradient_call
 from ..launch.tensors import Tensors
@@ -41,7 +42,7 @@ def attention_on_cpu(
     """
     arguments.require_memory(q, k, v)
     problem, workload = arguments.problem_and_workload(q, k, v, causal, layout, modifiers=modifiers)
-    out = q.new_empty((*q.shape[:3], v.shape[3]))
+    out = empty((*q.shape[:3], v.shape[3]), q, layout)
     lse = q.new_empty((workload.batch, workload.heads_q, workload.len_q), dtype=torch.float32)
     if lse.numel():
         q, k, v, written = (t.transpose(1, 2) if layout == "bhsd" else t for t in (q, k, v, out))
@@ -137,7 +138,7 @@ def gradients_on_cpu(
     """Gradients of CPU tensors that have passed `check_gradient_call`, by the default kernel. of_tensors: of modifiers' as well."""
     arguments.require_memory(q, k, v, out=out, d_out=d_out)
     call = gradient_call(q, k, v, out, d_out, causal, scale, layout, deterministic, modifiers, others, of_tensors)
-    d_q, d_k, d_v = (torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in (q, k, v))
+    d_q, d_k, d_v = (empty(tensor.shape, tensor, layout).zero_() for tensor in (q, k, v))
     having = (tensor for tensor, has in zip(others, have_gradients(modifiers.names), strict=True) if has)
     of_others = [torch.zeros(tensor.shape, dtype=tensor.dtype) for tensor in having] if of_tensors else []
     if not is_trivial(call):

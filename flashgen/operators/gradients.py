@@ -18,6 +18,7 @@ from flashgen.codegen.errors import FlashgenError
 
 from ..launch.asked import asked, have_gradients
 from ..launch.gradients import Gradients, check_gradient_call, usable
+from ..launch.laid_out import empty
 from ..launch.untraced import untraced
 from .gradient_plans import gradient_plan_for
 from .registration import LIBRARY, cpu_is_allowed, flops_of, register_for_all_others
@@ -84,7 +85,7 @@ def _usable(
 
 def _backward_fake(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *rest: Any) -> Gradients:
     check_gradient_call(q, k, v, *rest[:4], *_decided(*rest[4:]))
-    return tuple(tensor.new_empty(tensor.shape) for tensor in (q, k, v))
+    return tuple(empty(tensor.shape, tensor, rest[6]) for tensor in (q, k, v))
 
 
 def _tensors_backward_fake(*arguments: Any) -> list[torch.Tensor]:

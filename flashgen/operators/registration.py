@@ -21,6 +21,7 @@ from flashgen.codegen.workload import Workload
 
 from ..launch.arguments import LAYOUTS, check_call, check_traced
 from ..launch.asked import asked
+from ..launch.laid_out import empty
 from ..launch.untraced import untraced
 from . import plans
 
@@ -77,7 +78,7 @@ def _forward_fake(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     check_traced(q, k, v, causal, scale, layout, *asked(*modified))
     row, head = LAYOUTS[layout]
-    out = q.new_empty((*q.shape[:3], v.shape[3]))
+    out = empty((*q.shape[:3], v.shape[3]), q, layout)
     return out, q.new_empty((q.shape[0], q.shape[head], q.shape[row]), dtype=torch.float32)
 
 

@@ -47,6 +47,27 @@ def assert_right(
     assert verdict.ok, verdict.message
 
 
+def test_what_lies_by_rows_stays_so_under_heads_first() -> None:
+    rows = [tensor.requires_grad_() for tensor in inputs(dv=128)]
+    d_out = torch.randn(*rows[0].shape[:3], 128, device="cuda", dtype=rows[0].dtype)
+    wanted = flashgen.attention(*rows, causal=True, deterministic=True)
+    for _ in range(3):  # planned, known, known again
+        views = [tensor.transpose(1, 2) for tensor in rows]
+        out = flashgen.attention(*views, causal=True, layout="bhsd", deterministic=True)
+        assert out.stride() == wanted.transpose(1, 2).stride()
+        assert torch.equal(out.transpose(1, 2), wanted)
+        gradients = torch.autograd.grad(out, views, d_out.transpose(1, 2))
+        for found, other in zip(gradients, torch.autograd.grad(wanted, rows, d_out, retain_graph=True), strict=True):
+            assert found.transpose(1, 2).is_contiguous()
+            assert torch.equal(found.transpose(1, 2), other)
+    with torch.no_grad():
+        for length in (33, 40, 57):  # lengths that nobody has met
+            q, k, v = (tensor.detach()[:, :length] for tensor in rows)
+            out = flashgen.attention(*(tensor.transpose(1, 2) for tensor in (q, k, v)), causal=True, layout="bhsd")
+            assert torch.equal(out.transpose(1, 2), flashgen.attention(q, k, v, causal=True))
+            assert out.transpose(1, 2).is_contiguous()
+
+
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 @pytest.mark.parametrize("causal", [False, True])
 def test_layouts_and_the_lse(layout: str, causal: bool) -> None:

@@ -441,6 +441,16 @@ def test_a_call_allocates_dense_outputs_and_launches_on_its_device(
         assert current == [here], "as it was"
 
 
+@pytest.mark.parametrize("permuted", [False, True])
+def test_under_heads_first_out_lies_in_memory_as_q_does(permuted: bool, current: list[int]) -> None:
+    sizes = {"layout": "bhsd", "permuted": permuted}
+    kernel = Bound("attention_forward")
+    out, _ = plan(sizes, kernel).run(*call(**sizes)[:3], False)
+    assert out.shape == (2, 6, 5, 32)
+    assert (out.transpose(1, 2) if permuted else out).is_contiguous()
+    assert (kernel.values["out_row"], kernel.values["out_head"]) == ((192, 32) if permuted else (32, 160))
+
+
 def test_each_operator_gives_what_its_schema_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU. To a plan, a call that wants no lse is another one than a call that does."""
     asked = []

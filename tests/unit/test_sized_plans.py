@@ -266,6 +266,7 @@ KINDS: dict[str, tuple[Callable[..., Called], dict[str, Any], bool]] = {
     "dense backward": (dense, {"group": 4}, True),
     "dense backward, deterministic": (dense, {"deterministic": True, "d_lse": True}, True),
     "dense backward, wide": (dense, {"d": 256, "causal": False}, True),
+    "dense backward, heads first": (dense, {"layout": "bhsd"}, True),
     "dense backward, sinks": (dense, {"modifiers": Given(("sinks",)), "group": 1}, True),
     "packed": (packed_call, {}, False),
     "packed, groups": (packed_call, {"group": 8, "causal": False, "d": 128, "used": True}, False),
