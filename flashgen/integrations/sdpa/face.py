@@ -195,15 +195,10 @@ def _attended(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float
     causal: Causal = is_causal is not False
     if causal and is_causal is not _LOWER_RIGHT and query.shape[2] != key.shape[2]:
         causal = "top_left"
-    strides, layout = query.stride(), "bhsd"
-    if strides[1] < strides[2] and query.shape[2] > 1:  # [batch, len, heads, head_dim] in memory, as out will be, then
-        query, key, value, layout = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2), "bshd"
     if attn_mask is None and dropout_p == 0.0:
-        out = attention(query, key, value, causal=causal, scale=scale, layout=layout)
-    else:
-        bias, mask = (None, attn_mask) if attn_mask is None or attn_mask.dtype == torch.bool else (attn_mask, None)
-        out = attention(query, key, value, causal=causal, scale=scale, layout=layout, bias=bias, mask=mask, dropout_p=float(dropout_p))
-    return out if layout == "bhsd" else out.transpose(1, 2)
+        return attention(query, key, value, causal=causal, scale=scale, layout="bhsd")
+    bias, mask = (None, attn_mask) if attn_mask is None or attn_mask.dtype == torch.bool else (attn_mask, None)
+    return attention(query, key, value, causal=causal, scale=scale, layout="bhsd", bias=bias, mask=mask, dropout_p=float(dropout_p))
 
 
 def _of_other_rank(

@@ -134,10 +134,9 @@ def cudnn(
 
 
 def _forward(
-    query: Tensor, key: Tensor, value: Tensor, causal: Any, scale: float | None, bias: Tensor | None = None, layout: str | None = None
+    query: Tensor, key: Tensor, value: Tensor, causal: Any, scale: float | None, bias: Tensor | None = None, layout: str = "bhsd"
 ) -> tuple[Tensor, Tensor]:
-    """Out [batch, heads, len_q, head_dim_v], which lies in memory by `layout`, and lse."""
-    layout = layout or layout_of(query)
+    """Out [batch, heads, len_q, head_dim_v], which lies in memory as query does, or under "bshd" with lengths before heads, and lse."""
     q, k, v = _laid_out(layout, query, key, value)
     causal, modified = _told(query, key, causal, bias)
     out, lse = (forward_on_gpu if q.is_cuda else attention_forward)(q, k, v, causal, scale, layout, *modified)
@@ -185,10 +184,9 @@ def cudnn_backward(
 
 def _backward(
     d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, causal: Any, scale: float | None,
-    bias: Tensor | None = None, of_bias: bool = False, layout: str | None = None,
+    bias: Tensor | None = None, of_bias: bool = False, layout: str = "bhsd",
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """Gradients of query, key and value, and of the bias if it is asked for."""
-    layout = layout or layout_of(query)
     causal, modified = _told(query, key, causal, bias)
     if of_bias:
         names, sizes, numbers, tensors = modified  # type: ignore[misc]  # the bias is among them
@@ -211,12 +209,6 @@ def _told(query: Tensor, key: Tensor, causal: Causal, bias: Tensor | None) -> tu
 
 
 # ---- how tensors lie in memory
-
-
-def layout_of(query: Tensor) -> str:
-    """Of flashgen's layouts the one in which [batch, heads, len, head_dim] lies in memory."""
-    strides = query.stride()
-    return "bshd" if strides[1] < strides[2] else "bhsd"
 
 
 def _laid_out(layout: str, *tensors: Tensor) -> tuple[Tensor, ...]:
