@@ -83,25 +83,18 @@ def flex_attention(
         if return_aux.max_scores:
             raise ArgumentError("return_aux must not ask for max_scores, which flashgen's kernels do not keep; got max_scores=True")
     wants_lse = return_lse if return_aux is None else return_aux.lse
-    by_query = False  # whether queries come before heads in memory
     if isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and query.ndim == key.ndim == 4 and not query.is_nested:
         if not enable_gqa and query.shape[1] != key.shape[1]:
             raise ArgumentError(f"key must have query's {query.shape[1]} heads, or enable_gqa must be True; got {key.shape[1]} heads")
         if key.shape[0] == 1 != query.shape[0]:
             key, value = (tensor.expand(query.shape[0], -1, -1, -1) for tensor in (key, value))
-        by_query = query.stride(1) < query.stride(2)
-    if by_query:
-        query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    layout = "bshd" if by_query else "bhsd"
     try:
-        found = _attention(query, key, value, scale=scale, layout=layout, return_lse=wants_lse, score_mod=score_mod, block_mask=block_mask)
+        found = _attention(query, key, value, scale=scale, layout="bhsd", return_lse=wants_lse, score_mod=score_mod, block_mask=block_mask)
     except ArgumentError as error:
         if is_compiling():  # a tracer knows the error by its class
             raise
         raise by_other_names(error, _NAMES) from error
     out, lse = found if wants_lse else (found, None)
-    if by_query:
-        out = out.transpose(1, 2)
     if return_aux is not None:
         return out, AuxOutput(lse=lse, max_scores=None)
     return (out, lse) if return_lse else out
