@@ -1,4 +1,4 @@
-"""What the adapters to FlexAttention, xformers and diffusers cost the CPU over the calls of flashgen that they make.
+"""What the adapters to FlexAttention, xformers, diffusers and transformers cost the CPU over the calls of flashgen that they make.
 
     python -m tools.adapter_overhead --gpu
     python -m tools.adapter_overhead --rounds 31
@@ -87,15 +87,29 @@ def of_diffusers(device: str) -> Pairs:
     }
 
 
+def of_transformers(device: str) -> Pairs:
+    """The same of transformers' layers, whose tensors are views of [batch, len, heads, head_dim]."""
+    from flashgen.integrations.transformers.calls import flashgen_attention
+    from flashgen.integrations.transformers.prepared import PreparedMask
+
+    q = torch.zeros(BATCH, LENGTH, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
+    view, module, mask = q.transpose(1, 2), torch.nn.Module(), PreparedMask((BATCH, 1, LENGTH, LENGTH), causal=True)
+
+    def layer() -> object:
+        return flashgen_attention(module, view, view, view, mask, dropout=0.0, scaling=HEAD_DIM**-0.5, position_ids=None)
+
+    return {"transformers": (layer, lambda: attention(q, q, q, causal=True, scale=HEAD_DIM**-0.5))}
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """See the module's docstring."""
     options = parser(__doc__).parse_args(argv)
-    for library in ("xformers.ops", "diffusers"):  # first, as they and what they load look at PyTorch's own tensors
+    for library in ("diffusers", "transformers", "xformers.ops"):  # first, as they and what they load look at PyTorch's own tensors
         with suppress(ImportError):
             import_module(library)
     with device_for_calls(options.gpu) as device:
         pairs: Pairs = {}
-        for made in (of_flex, of_xformers, of_diffusers):
+        for made in (of_flex, of_xformers, of_diffusers, of_transformers):
             try:
                 pairs |= made(device)
             except ImportError as error:

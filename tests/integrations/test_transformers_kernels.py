@@ -10,7 +10,9 @@ from torch._dynamo.testing import CompileCounter
 from transformers.cache_utils import StaticCache
 from transformers.masking_utils import create_masks_for_generate
 
+import flashgen
 from flashgen.integrations.transformers import NAME, register
+from flashgen.integrations.transformers.calls import flashgen_attention
 from tests.support.model_checks import compared, compared_tokens, judged_padding, judged_pass
 from tests.support.tiny_models import ARCHITECTURES, CPU, Architecture, as_dtype, model_of
 
@@ -76,3 +78,20 @@ def test_compiled_steps(name: str) -> None:
             torch.testing.assert_close(logits, wanted[:, i], rtol=0.05, atol=0.05 * float(wanted.abs().max()))
             frames.append(counter.frame_count)
     assert frames[4:] == frames[-1:] * 6, "from the step on at which a cache of a window is full"
+
+
+@pytest.mark.parametrize("length", [1, 5])
+@pytest.mark.parametrize("rows", [True, False], ids=["views of rows", "heads first"])
+def test_out_needs_no_copy_to_be_reshaped(rows: bool, length: int) -> None:
+    def made(heads: int) -> torch.Tensor:
+        tensor = torch.randn(2, length, heads, 16).bfloat16().transpose(1, 2)
+        return (tensor if rows else tensor.contiguous()).requires_grad_()
+
+    query, key, value = made(4), made(2), made(2)
+    out, _ = flashgen_attention(torch.nn.Module(), query, key, value, None)
+    assert out.shape == (2, length, 4, 16)
+    assert out.is_contiguous()
+    assert torch.equal(out, flashgen.attention(query, key, value, causal=True, layout="bhsd").transpose(1, 2))
+    for tensor, gradient in zip((query, key, value), torch.autograd.grad(out.float().sum(), (query, key, value)), strict=True):
+        assert gradient.shape == tensor.shape
+        assert gradient.transpose(1, 2).is_contiguous(), "as a layer's projection gives what it belongs to"

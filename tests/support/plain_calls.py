@@ -33,7 +33,9 @@ def attention(
     mask_mod: Callable[..., Tensor] | None = None,
 ) -> Tensor:
     """`flashgen.attention` with the keywords that are needed."""
-    assert layout == "bshd"
+    assert layout in ("bshd", "bhsd")
+    if layout == "bhsd":
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     assert dropout_p == 0
     (batch, len_q, heads, head_dim), (len_kv, heads_kv) = q.shape, k.shape[1:3]
     query = torch.arange(len_q, device=q.device)[:, None] + len_kv - len_q
@@ -72,7 +74,8 @@ def attention(
     top = score.amax(-1, keepdim=True).clamp(min=torch.finfo(score.dtype).min)
     p = (score - top).exp()
     p = p / p.sum(-1, keepdim=True).clamp(min=torch.finfo(p.dtype).tiny)
-    return (p[..., :len_kv] @ v).transpose(1, 2)
+    out = p[..., :len_kv] @ v
+    return out if layout == "bhsd" else out.transpose(1, 2)
 
 
 def attention_with_kvcache(

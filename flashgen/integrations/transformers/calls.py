@@ -25,7 +25,6 @@ _REFUSED = {
     "layer_head_mask": "probabilities of a head cannot be scaled",
 }
 _PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
-_LAYOUT = "bshd"
 
 
 def flashgen_attention(
@@ -64,15 +63,14 @@ def flashgen_attention(
                 break
         if torch.float32 in (query.dtype, key.dtype, value.dtype):
             query, key, value = _cast(query, key, value)
-        q, k, v = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         if isinstance(attention_mask, PreparedMask):
             mask = attention_mask
             _, _, len_q, len_kv = mask.prepared_shape
-            if len_q != q.size(1) or len_kv != k.size(1):
-                _refuse(f"attention_mask must be of the layer's queries and keys, {q.shape[1]} and {k.shape[1]}; got {mask!r}")
+            if len_q != query.size(2) or len_kv != key.size(2):
+                _refuse(f"attention_mask must be of the layer's queries and keys, {query.shape[2]} and {key.shape[2]}; got {mask!r}")
             attention_mask = None
         else:
-            mask = _of_layer(module, q, k, attention_mask is not None, is_causal, sliding_window)
+            mask = _of_layer(module, query, key, attention_mask is not None, is_causal, sliding_window)
         modifiers: dict[str, Any] = {}
         if mask.window is not None:
             modifiers["window"] = mask.window
@@ -87,9 +85,9 @@ def flashgen_attention(
         if "bias" in modifiers:
             _check_bias(modifiers["bias"], "position_bias" if attention_mask is None else "attention_mask")
         if packed is not None:
-            out = _of_packed(q, k, v, mask, scaling, dropout, packed, modifiers)
+            out = _of_packed(*_by_rows(query, key, value), mask, scaling, dropout, packed, modifiers)
         elif mask.cached:
-            out = _of_cache(q, k, v, mask, scaling, dropout, modifiers)
+            out = _of_cache(*_by_rows(query, key, value), mask, scaling, dropout, modifiers)
         else:
             if mask.chunk is not None:
                 modifiers["chunk"] = mask.chunk
@@ -101,13 +99,23 @@ def flashgen_attention(
                 modifiers["mask_mod"] = mask.function
             if dropout:
                 modifiers["dropout_p"] = dropout
-            out = flashgen.attention(q, k, v, causal=mask.causal, scale=scaling, layout=_LAYOUT, **modifiers)
-            if not is_compiling():
+            compiles = is_compiling()  # where views cost nothing
+            if not compiles and query.stride(1) < query.stride(2):  # so will out lie: one view of it in place of three before
+                by_heads = flashgen.attention(query, key, value, causal=mask.causal, scale=scaling, layout="bhsd", **modifiers)
+                out = by_heads.transpose(1, 2)
+            else:
+                out = flashgen.attention(*_by_rows(query, key, value), causal=mask.causal, scale=scaling, **modifiers)
+            if not compiles:
                 counts.run["attention"] += 1
     except ArgumentError as error:
         counts.count_refusal(error)
         raise
     return out, None
+
+
+def _by_rows(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Views [batch, len, heads, head_dim]."""
+    return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
 
 
 def _of_packed(
@@ -173,14 +181,14 @@ def _of_cache(
 
 def _of_layer(
     module: torch.nn.Module,
-    q: torch.Tensor,
-    k: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
     has_own: bool,
     is_causal: bool | None,
     sliding_window: int | None,
 ) -> PreparedMask:
     """What a layer says itself, whose model has made no mask, or one of its own, which says all."""
-    shape = (q.shape[0], 1, q.shape[1], k.shape[1])
+    shape = (query.shape[0], 1, query.shape[2], key.shape[2])
     if has_own:
         return PreparedMask(shape)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
