@@ -132,9 +132,13 @@ def reason_against(
     if shape_k != shape_q or shape_v != shape_k:  # each call asks
         if shape_k[-1] != shape_q[-1] or shape_k[-2] != shape_v[-2]:
             return "shapes that do not belong together"
-        is_grouped = enable_gqa and rank > 2 and shape_k[:-3] == shape_q[:-3] and not shape_q[-3] % shape_k[-3]
-        if shape_v[:-2] != shape_k[:-2] or (shape_k[:-2] != shape_q[:-2] and not is_grouped):
+        leading = shape_k[:-2]
+        if shape_v != shape_k and shape_v[:-2] != leading:
             return "batch or head dimensions that broadcast"
+        if leading != shape_q[:-2]:
+            is_grouped = enable_gqa and rank > 2 and leading[:-1] == shape_q[:-3] and not shape_q[-3] % shape_k[-3]
+            if not is_grouped:
+                return "batch or head dimensions that broadcast"
     if attn_mask is not None:
         mask_reason = _against_mask(attn_mask, query, key, is_causal)
         if mask_reason is not None:
