@@ -25,22 +25,29 @@ from .rounds import Pairs, device_for_calls, parser, print_pairs
 BATCH, LENGTH, HEADS, HEAD_DIM = 2, 128, 8, 64
 
 
+def drawn(device: str, *shape: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """q, k and v: a call that has one tensor twice is not known as fast as one of three."""
+    q, k, v = (torch.zeros(*shape, device=device, dtype=torch.bfloat16) for _ in "qkv")
+    return q, k, v
+
+
 def of_flex(device: str) -> Pairs:
     """The adapter's call and flashgen's, by what they are."""
-    q = torch.zeros(BATCH, HEADS, LENGTH, HEAD_DIM, device=device, dtype=torch.bfloat16)
-    rows = torch.zeros(BATCH, LENGTH, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
-    by_query, aux = rows.transpose(1, 2), flex.AuxRequest(lse=True)
+    q, k, v = drawn(device, BATCH, HEADS, LENGTH, HEAD_DIM)
+    rows = drawn(device, BATCH, LENGTH, HEADS, HEAD_DIM)
+    by_query: Any = [tensor.transpose(1, 2) for tensor in rows]
+    aux = flex.AuxRequest(lse=True)
 
     def score_mod(score: Any, b: Any, h: Any, query: Any, key: Any) -> Any:
         return score * 1.5
 
     return {
-        "flex": (lambda: flex.flex_attention(q, q, q), lambda: attention(q, q, q, layout="bhsd")),
+        "flex": (lambda: flex.flex_attention(q, k, v), lambda: attention(q, k, v, layout="bhsd")),
         "flex, score_mod, lse": (
-            lambda: flex.flex_attention(q, q, q, score_mod, return_aux=aux),
-            lambda: attention(q, q, q, layout="bhsd", score_mod=score_mod, return_lse=True),
+            lambda: flex.flex_attention(q, k, v, score_mod, return_aux=aux),
+            lambda: attention(q, k, v, layout="bhsd", score_mod=score_mod, return_lse=True),
         ),
-        "flex, transposed": (lambda: flex.flex_attention(by_query, by_query, by_query), lambda: attention(rows, rows, rows)),
+        "flex, transposed": (lambda: flex.flex_attention(*by_query), lambda: attention(*rows)),
     }
 
 
@@ -50,9 +57,10 @@ def of_xformers(device: str) -> Pairs:
 
     from flashgen.integrations.xformers import memory_efficient_attention
 
-    q = torch.zeros(BATCH, LENGTH, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
-    flat = q.flatten(0, 1)
-    packed, one = flat[None], q[None, :, 0]
+    q, k, v = drawn(device, BATCH, LENGTH, HEADS, HEAD_DIM)
+    flat: Any = [tensor.flatten(0, 1) for tensor in (q, k, v)]
+    packed: Any = [tensor[None] for tensor in flat]
+    one = q[None, :, 0]
     causal = biases.LowerTriangularMask()
     blocks = biases.BlockDiagonalMask.from_seqlens([LENGTH] * BATCH, device=torch.device(device)).make_causal()
     padded = biases.BlockDiagonalCausalWithOffsetPaddedKeysMask.from_seqlens(
@@ -62,15 +70,15 @@ def of_xformers(device: str) -> Pairs:
     where = {"cu_seqlens_q": ends, "cu_seqlens_kv": ends, "max_seqlen_q": LENGTH, "max_seqlen_kv": LENGTH}
     each = q[:, :1]
     return {
-        "xformers": (lambda: memory_efficient_attention(q, q, q), lambda: attention(q, q, q)),
-        "xformers, causal": (lambda: memory_efficient_attention(q, q, q, causal), lambda: attention(q, q, q, causal=True)),
+        "xformers": (lambda: memory_efficient_attention(q, k, v), lambda: attention(q, k, v)),
+        "xformers, causal": (lambda: memory_efficient_attention(q, k, v, causal), lambda: attention(q, k, v, causal=True)),
         "xformers, blocks": (
-            lambda: memory_efficient_attention(packed, packed, packed, blocks),
-            lambda: attention_varlen(flat, flat, flat, causal=True, **where),
+            lambda: memory_efficient_attention(packed[0], packed[1], packed[2], blocks),
+            lambda: attention_varlen(*flat, causal=True, **where),
         ),
         "xformers, padded keys": (
-            lambda: memory_efficient_attention(one, packed, packed, padded),
-            lambda: attention_with_kvcache(each, q, q, cache_seqlens=used, causal=True),
+            lambda: memory_efficient_attention(one, packed[1], packed[2], padded),
+            lambda: attention_with_kvcache(each, k, v, cache_seqlens=used, causal=True),
         ),
     }
 
@@ -79,11 +87,11 @@ def of_diffusers(device: str) -> Pairs:
     """The same of diffusers."""
     from flashgen.integrations.diffusers import attention_of_backend
 
-    q = torch.zeros(BATCH, LENGTH, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
+    q, k, v = drawn(device, BATCH, LENGTH, HEADS, HEAD_DIM)
     seen = torch.ones(BATCH, LENGTH, device=device, dtype=torch.bool)
     return {
-        "diffusers": (lambda: attention_of_backend(q, q, q), lambda: attention(q, q, q)),
-        "diffusers, keys": (lambda: attention_of_backend(q, q, q, seen), lambda: attention(q, q, q, mask=seen[:, None, None])),
+        "diffusers": (lambda: attention_of_backend(q, k, v), lambda: attention(q, k, v)),
+        "diffusers, keys": (lambda: attention_of_backend(q, k, v, seen), lambda: attention(q, k, v, mask=seen[:, None, None])),
     }
 
 
@@ -92,13 +100,14 @@ def of_transformers(device: str) -> Pairs:
     from flashgen.integrations.transformers.calls import flashgen_attention
     from flashgen.integrations.transformers.prepared import PreparedMask
 
-    q = torch.zeros(BATCH, LENGTH, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
-    view, module, mask = q.transpose(1, 2), torch.nn.Module(), PreparedMask((BATCH, 1, LENGTH, LENGTH), causal=True)
+    rows = drawn(device, BATCH, LENGTH, HEADS, HEAD_DIM)
+    q, k, v = (tensor.transpose(1, 2) for tensor in rows)
+    module, mask = torch.nn.Module(), PreparedMask((BATCH, 1, LENGTH, LENGTH), causal=True)
 
     def layer() -> object:
-        return flashgen_attention(module, view, view, view, mask, dropout=0.0, scaling=HEAD_DIM**-0.5, position_ids=None)
+        return flashgen_attention(module, q, k, v, mask, dropout=0.0, scaling=HEAD_DIM**-0.5, position_ids=None)
 
-    return {"transformers": (layer, lambda: attention(q, q, q, causal=True, scale=HEAD_DIM**-0.5))}
+    return {"transformers": (layer, lambda: attention(*rows, causal=True, scale=HEAD_DIM**-0.5))}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
