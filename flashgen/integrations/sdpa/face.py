@@ -29,6 +29,9 @@ REFUSALS = (ArgumentError, CaptureError, CompileError)
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _ALIGNED = 8  # elements, to which rows are aligned: 16 bytes
 _LOWER_RIGHT: Any = object()  # in place of is_causal, which is aligned top-left
+_RANKS = "tensors of fewer than 2 dimensions, or of different numbers of them"
+_HEAD_DIM = "a head_dim that is no multiple of 8 up to 256"
+_NO_ELEMENTS = "tensors without elements"
 
 
 def scaled_dot_product_attention(
@@ -71,7 +74,7 @@ def attended_or_passed_on(
 ) -> torch.Tensor:
     """The call by flashgen, or by `before`, with what autocast makes of its tensors. Not while torch.compile traces."""
     asked, sizes = (attn_mask, dropout_p, is_causal), None
-    if is_causal_bias(attn_mask):
+    if attn_mask is not None and is_causal_bias(attn_mask):
         if is_causal is not False:
             return of_causal_bias(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)  # which refuses it
         if (
@@ -112,33 +115,26 @@ def reason_against(
     query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any
 ) -> str | None:
     """Why flashgen does not take a call; None if it does. Devices, strides and a mask's shape are left to `flashgen.attention`."""
-    types = {type(query), type(key), type(value)}
-    if not types <= _PLAIN:
+    kind = type(query)  # each call asks: what most calls are comes first
+    if not (kind is type(key) is type(value) is torch.Tensor or {kind, type(key), type(value)} <= _PLAIN):
         if all(isinstance(tensor, torch.Tensor) and tensor.is_nested for tensor in (query, key, value)):
             return _against_nested(query, key, value, attn_mask, is_causal, scale, enable_gqa)
         return "a subclass of Tensor, or no tensor"
-    shape_q, shape_k, shape_v = query.shape, key.shape, value.shape
-    if query.dtype not in DTYPES or key.dtype != query.dtype or value.dtype != query.dtype:
-        return f"dtype {query.dtype}" if key.dtype == value.dtype == query.dtype else "dtypes that differ"
+    shape_q, shape_k, shape_v, dtype = query.shape, key.shape, value.shape, query.dtype
+    if dtype not in DTYPES or key.dtype is not dtype or value.dtype is not dtype:
+        return f"dtype {dtype}" if key.dtype == value.dtype == dtype else "dtypes that differ"
     if not query.is_cuda and not (query.device.type == "cpu" and os.environ.get("FLASHGEN_CPU") == "1"):
         return f"tensors on {query.device.type}"
-    rank = len(shape_q)
-    if rank < 2 or len(shape_k) != rank or len(shape_v) != rank:
-        return "tensors of fewer than 2 dimensions, or of different numbers of them"
-    if shape_q[-1] % 8 or shape_v[-1] % 8 or shape_q[-1] > 256 or shape_v[-1] > 256:
-        return "a head_dim that is no multiple of 8 up to 256"
-    if 0 in shape_q or 0 in shape_k or 0 in shape_v:
-        return "tensors without elements"
-    if shape_k != shape_q or shape_v != shape_k:  # each call asks
-        if shape_k[-1] != shape_q[-1] or shape_k[-2] != shape_v[-2]:
-            return "shapes that do not belong together"
-        leading = shape_k[:-2]
-        if shape_v != shape_k and shape_v[:-2] != leading:
-            return "batch or head dimensions that broadcast"
-        if leading != shape_q[:-2]:
-            is_grouped = enable_gqa and rank > 2 and leading[:-1] == shape_q[:-3] and not shape_q[-3] % shape_k[-3]
-            if not is_grouped:
-                return "batch or head dimensions that broadcast"
+    if len(shape_q) < 2:
+        return _RANKS
+    if shape_q[-1] % 8 or shape_q[-1] > 256:
+        return _HEAD_DIM
+    if 0 in shape_q:
+        return _NO_ELEMENTS
+    if not shape_q == shape_k == shape_v:
+        shapes_reason = _against_shapes(shape_q, shape_k, shape_v, enable_gqa)
+        if shapes_reason is not None:
+            return shapes_reason
     if attn_mask is not None:
         mask_reason = _against_mask(attn_mask, query, key, is_causal)
         if mask_reason is not None:
@@ -151,6 +147,25 @@ def reason_against(
         return "a scale that is not above 0"
     if is_transformed() or getattr(forward_ad, "_current_level", 0) >= 0:
         return "a transform of torch.func, or forward-mode gradients"
+    return None
+
+
+def _against_shapes(shape_q: torch.Size, shape_k: torch.Size, shape_v: torch.Size, enable_gqa: Any) -> str | None:
+    """Of shapes that differ, of which that of query is good by itself."""
+    rank = len(shape_q)
+    if len(shape_k) != rank or len(shape_v) != rank:
+        return _RANKS
+    if shape_v[-1] % 8 or shape_v[-1] > 256:
+        return _HEAD_DIM
+    if 0 in shape_k or 0 in shape_v:
+        return _NO_ELEMENTS
+    if shape_k[-1] != shape_q[-1] or shape_k[-2] != shape_v[-2]:
+        return "shapes that do not belong together"
+    leading = shape_k[:-2]
+    has_own_heads = leading == shape_q[:-2]
+    is_grouped = not has_own_heads and enable_gqa and rank > 2 and leading[:-1] == shape_q[:-3] and not shape_q[-3] % shape_k[-3]
+    if not (has_own_heads or is_grouped) or shape_v[:-2] != leading:
+        return "batch or head dimensions that broadcast"
     return None
 
 
