@@ -145,7 +145,9 @@ def _states(block_mask: FlexBlockMask) -> torch.Tensor:
         if count is not None and indices is not None:
             position = torch.arange(indices.shape[-1], device=indices.device)
             listed = (position < count.unsqueeze(-1)) & (indices >= 0) & (indices < columns)
-            states.scatter_(-1, torch.where(listed, indices, columns).long(), state)  # what is not listed: into a column of nobody
+            index = torch.where(listed, indices, columns).long()  # what is not listed: into a column of nobody
+            # By a tensor, not by a number, of which PyTorch 2.11's Inductor makes int64 where the index has one column.
+            states.scatter_(-1, index, torch.full_like(index, state, dtype=torch.uint8))
     states = states[..., :columns]
     while states.ndim < 4:
         states = states.unsqueeze(0)

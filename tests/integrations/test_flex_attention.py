@@ -170,6 +170,17 @@ def test_within_torch_compile() -> None:
 
 
 @pytest.mark.slow
+def test_one_block_of_keys_within_inductor() -> None:
+    """PyTorch 2.11's makes int64 numbers of a tensor of uint8 that takes numbers by a scatter of one column."""
+    q, k, v = tensors()
+    mask = flex.create_block_mask(MASKS["causal"], None, None, 20, 36, "cpu", 64)
+    assert mask.kv_indices.shape[-1] == 1
+    with torch.no_grad():
+        found = torch.compile(flex.flex_attention, fullgraph=True)(q, k, v, block_mask=mask)
+        assert torch.equal(found, flex.flex_attention(q, k, v, block_mask=mask))
+
+
+@pytest.mark.slow
 def test_within_torch_compile_with_sizes_that_become_symbols() -> None:
     compiled = torch.compile(flex.flex_attention, fullgraph=True, backend="eager")
     for batch, heads, len_q, len_kv in ((1, 2, 20, 36), (2, 3, 24, 40), (3, 4, 17, 33)):
