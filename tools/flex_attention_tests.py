@@ -53,6 +53,7 @@ def load(path: Path) -> ModuleType:
     """The file as a module, with flashgen's function by the name of PyTorch's."""
     global _loaded
     if _loaded is None:
+        torch._inductor.config.compile_threads = 1  # a process has many others beside it
         _loaded = loaded(path)
         _loaded.flex_attention = flex_attention  # type: ignore[attr-defined]
     return _loaded
@@ -92,18 +93,25 @@ def run(path: Path, case: str) -> Outcome:
     if result.skipped:
         return Outcome(_function(name), case, "skipped", result.skipped[0][1], seconds)
     if wrong := result.errors + result.failures:
-        lines = [line for line in wrong[0][1].splitlines() if line.strip()]
-        return Outcome(_function(name), case, "failed", " / ".join(lines[-6:])[-_FIRST_LINE:], seconds)
+        return Outcome(_function(name), case, "failed", _error(wrong[0][1]), seconds)
     if _calls[0] == before:
         return Outcome(_function(name), case, "skipped", "flashgen was not called", seconds)
     return Outcome(_function(name), case, "passed", "", seconds)
+
+
+def _error(report: str) -> str:
+    """The beginning of what an error says, from unittest's report of it."""
+    lines = [line for line in report.splitlines() if line.strip()]
+    errors = [i for i, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception|Unsupported|Failure)\b", line)]
+    return " / ".join(lines[errors[-1] if errors else -1 :])[:_FIRST_LINE]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """See the module's docstring."""
     options = parsed_options(__doc__, 300, argv)
     of_functions = cases_of(load(options.file))
-    return run_all(partial(run, options.file), drawn_cases(of_functions, options.cases, options.seed), sorted(of_functions), options)
+    drawn = drawn_cases(of_functions, options.cases, options.seed)
+    return run_all(partial(run, options.file), drawn, sorted(of_functions), options, lambda case: _function(case.split(".")[1]))
 
 
 if __name__ == "__main__":

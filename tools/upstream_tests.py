@@ -1,18 +1,17 @@
-"""What the tools share that run samples of other projects' own tests on flashgen: options, loading, drawing, processes and counts."""
+"""What the tools share that run samples of other projects' own tests on flashgen: options, loading, drawing and counts."""
 
 from __future__ import annotations
 
 import argparse
 import importlib.util
 import itertools
-import multiprocessing
-import os
 import random
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple, TypeVar
@@ -20,8 +19,11 @@ from typing import Any, NamedTuple, TypeVar
 import pytest
 import torch
 
+from tools.case_processes import run_in_processes
+
 T = TypeVar("T")
 _FIRST_LINE = 400  # characters
+_QUIET_SECONDS = 15.0  # between lines that say how far it is
 
 
 class Case(NamedTuple):
@@ -32,7 +34,7 @@ class Case(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What became of a case of a test function: passed, failed or skipped, why, and in how many seconds; its case with parameters."""
+    """What became of a case of a test function: passed, failed, skipped or stopped, why, in how many seconds; its case with parameters."""
 
     function: str
     case: str
@@ -49,7 +51,8 @@ def parsed_options(description: str | None, cases: int, argv: Sequence[str] | No
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--parts", type=parts, default=([0], 1), metavar="P,Q/N", help="every N-th case alone, from numbers P and Q on")
-    parser.add_argument("--seconds", type=float, default=86400.0, help="do not wait longer for results")
+    parser.add_argument("--seconds", type=float, default=86400.0, help="stop all cases after so long")
+    parser.add_argument("--case-seconds", type=float, default=180.0, help="a case that takes longer has failed")
     return parser.parse_args(argv)
 
 
@@ -111,38 +114,45 @@ def outcome_of(tests: ModuleType, case: Case) -> Outcome:
     return Outcome(case.function, f"{case.function} {given}", result, reason, time.monotonic() - start)
 
 
-def run_all(run: Callable[[T], Outcome], drawn: Sequence[T], functions: Iterable[str], options: argparse.Namespace) -> int:
-    """Runs the drawn cases in processes, and prints what becomes of them. 1 if one fails or has not been run, else 0."""
+def run_all(
+    run: Callable[[T], Outcome],
+    drawn: Sequence[T],
+    functions: Iterable[str],
+    options: argparse.Namespace,
+    function_of: Callable[[T], str] = attrgetter("function"),
+) -> int:
+    """Runs the drawn cases in processes, and prints what becomes of them. 1 if one fails or has not been run, else 0.
+
+    Those that fail are printed at once, and how far it is every 15 s. function_of: the name of a case's test function
+    """
     chosen, count = options.parts
     cases = [case for i, case in enumerate(drawn) if i % count in chosen]
     functions = list(functions)
     print(f"seed {options.seed}: {len(cases)} cases of {len(drawn)} drawn, of {len(functions)} test functions", flush=True)
     outcomes: list[Outcome] = []
-    start = time.monotonic()
-    pool = multiprocessing.get_context("spawn").Pool(options.processes, _begin)
-    try:
-        results = pool.imap_unordered(run, cases)
-        for _ in cases:
-            last = results.next(timeout=max(0.1, options.seconds - (time.monotonic() - start)))
-            outcomes.append(last)
-            if last.result == "failed":
-                print(f"failed {last.case}: {last.reason}", flush=True)
-    except multiprocessing.TimeoutError:
-        print(f"stopped after {options.seconds:.0f} s: {len(cases) - len(outcomes)} cases have not been run")
-    finally:
-        pool.terminate()
-    counts = Counter(outcome.result for outcome in outcomes)
-    print(f"passed {counts['passed']}, failed {counts['failed']}, skipped {counts['skipped']}, in {time.monotonic() - start:.0f} s")
+    start = said = time.monotonic()
+    for ended in run_in_processes(run, cases, options.processes, options.case_seconds, options.seconds):
+        last = ended.returned
+        if last is None:
+            result = "failed" if time.monotonic() - start < options.seconds else "stopped"
+            last = Outcome(function_of(ended.case), str(ended.case), result, ended.why, ended.seconds)
+        outcomes.append(last)
+        if last.result in ("failed", "stopped"):
+            print(f"{last.result} {last.case} after {last.seconds:.0f} s: {last.reason}", flush=True)
+        if time.monotonic() - said > _QUIET_SECONDS:
+            said = time.monotonic()
+            print(f"after {said - start:.0f} s: {_counts(outcomes)}", flush=True)
+    print(f"{_counts(outcomes)}, not begun {len(cases) - len(outcomes)}, in {time.monotonic() - start:.0f} s")
     for reason, number in Counter(outcome.reason for outcome in outcomes if outcome.result == "skipped").most_common():
         print(f"  skipped {number}: {reason}")
     for name in functions:
         own = [outcome for outcome in outcomes if outcome.function == name]
-        by_result = Counter(outcome.result for outcome in own)
         slowest = max((outcome.seconds for outcome in own), default=0.0)
-        print(f"  {name}: {', '.join(f'{by_result[r]} {r}' for r in sorted(by_result))}; the slowest took {slowest:.1f} s")
-    return 1 if counts["failed"] or len(outcomes) < len(cases) else 0
+        print(f"  {name}: {_counts(own)}; the slowest took {slowest:.1f} s")
+    return 0 if {outcome.result for outcome in outcomes} <= {"passed", "skipped"} and len(outcomes) == len(cases) else 1
 
 
-def _begin() -> None:
-    """Of a process of the pool: what tests print goes nowhere."""
-    sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # for the life of the process
+def _counts(outcomes: Iterable[Outcome]) -> str:
+    counts = Counter(outcome.result for outcome in outcomes)
+    stopped = f", stopped {counts['stopped']}" * bool(counts["stopped"])
+    return f"passed {counts['passed']}, failed {counts['failed']}, skipped {counts['skipped']}{stopped}"
