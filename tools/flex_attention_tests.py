@@ -72,7 +72,7 @@ def cases_of(tests: ModuleType) -> dict[str, list[str]]:
 
 def _function(case: str) -> str:
     """The name without parameters: dtypes, and names of others with the number of their value."""
-    return re.split(r"_(?:b?float16|cuda|score_mod\d|score_mask_mod\d|batch_dims\d|head_dims\d|BLOCK_SIZE\w|q_s\d|mode_)", case)[0]
+    return re.split(r"_(?:b?float16|cuda|batch:|score_mod\d|score_mask_mod\d|batch_dims\d|head_dims\d|BLOCK_SIZE\w|q_s\d|mode_)", case)[0]
 
 
 def drawn_cases(of_functions: dict[str, list[str]], count: int, seed: int) -> list[str]:
@@ -101,7 +101,7 @@ def run(path: Path, case: str) -> Outcome:
 
 def _error(report: str) -> str:
     """The beginning of what an error says, from unittest's report of it."""
-    lines = [line for line in report.splitlines() if line.strip()]
+    lines = [line for line in report.partition("To execute this test")[0].splitlines() if line.strip()]
     errors = [i for i, line in enumerate(lines) if re.match(r"[\w.]+(Error|Exception|Unsupported|Failure)\b", line)]
     return " / ".join(lines[errors[-1] if errors else -1 :])[:_FIRST_LINE]
 

@@ -9,6 +9,7 @@ and block masks is in flashgen/launch/traced_call.py and block_masks.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import is_
 from typing import Any
 
 import torch
@@ -46,6 +47,7 @@ __all__ = [
 
 _attention: Callable[..., Any] = attention  # whose overloads know no bool that is not known
 _NAMES = {"q": "query", "k": "key", "v": "value"}
+_ALIGNED = 8  # elements, 16 bytes, to which rows are aligned
 _OF_TRITON = {"num_warps", "num_stages", *FlexKernelOptions.__annotations__}
 
 
@@ -65,7 +67,8 @@ def flex_attention(
     """PyTorch's flex_attention, which needs no torch.compile here, and takes it.
 
     query: [batch, heads_q, len_q, head_dim], bf16 or fp16; key: [batch or 1, heads_kv, len_kv, head_dim]; value: as key, with head_dim_v.
-       Strides and sizes as `flashgen.attention` has them for layout "bhsd"
+       Sizes as `flashgen.attention` has them for layout "bhsd". Any strides: what kernels cannot read, as rows that are not aligned to
+       16 bytes, is copied; within torch.compile, addresses that are not aligned are refused where the graph runs
     score_mod, block_mask, scale: as `flashgen.attention` has them
     enable_gqa: whether heads_q may be a multiple of heads_kv
     return_lse: also return the natural log-sum-exp of scores, fp32 [batch, heads_q, len_q]
@@ -88,16 +91,42 @@ def flex_attention(
             raise ArgumentError(f"key must have query's {query.shape[1]} heads, or enable_gqa must be True; got {key.shape[1]} heads")
         if key.shape[0] == 1 != query.shape[0]:
             key, value = (tensor.expand(query.shape[0], -1, -1, -1) for tensor in (key, value))
+    options = {"scale": scale, "layout": "bhsd", "return_lse": wants_lse, "score_mod": score_mod, "block_mask": block_mask}
+    if is_compiling():
+        query, key, value = _readable(query), _readable(key), _readable(value)
     try:
-        found = _attention(query, key, value, scale=scale, layout="bhsd", return_lse=wants_lse, score_mod=score_mod, block_mask=block_mask)
+        found = _attention(query, key, value, **options)
     except ArgumentError as error:
         if is_compiling():  # a tracer knows the error by its class
             raise
-        raise by_other_names(error, _NAMES) from error
+        found = _of_copies((query, key, value), options, error)
     out, lse = found if wants_lse else (found, None)
     if return_aux is not None:
         return out, AuxOutput(lse=lse, max_scores=None)
     return (out, lse) if return_lse else out
+
+
+def _of_copies(given: tuple[Any, Any, Any], options: dict[str, Any], error: ArgumentError) -> Any:
+    """The call that an error has refused, of copies of what kernels cannot read. Raises the error where that is nothing."""
+    copies = [_readable(tensor) for tensor in given]
+    if all(map(is_, copies, given)):
+        raise by_other_names(error, _NAMES) from error
+    try:
+        return _attention(*copies, **options)
+    except ArgumentError as another:
+        raise by_other_names(another, _NAMES) from another
+
+
+def _readable(tensor: Any) -> Any:
+    """The tensor, or a dense copy where kernels cannot read its rows. What is no dense tensor stays as it is."""
+    if not isinstance(tensor, torch.Tensor) or tensor.is_nested or tensor.layout is not torch.strided or not tensor.ndim:
+        return tensor
+    *strides, last = tensor.stride()
+    *sizes, _ = tensor.shape
+    apart = last != 1 or any(stride % _ALIGNED and size > 1 for stride, size in zip(strides, sizes, strict=True))
+    if not is_compiling():  # a tracer shows no offset
+        apart |= tensor.storage_offset() % _ALIGNED != 0
+    return tensor.clone(memory_format=torch.contiguous_format) if apart else tensor
 
 
 def _check_options(options: Any) -> None:

@@ -30,6 +30,7 @@ LISTS = [f"{full}{which}_{what}" for full in ("", "full_") for which in ("kv", "
 @pytest.fixture(autouse=True)
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FLASHGEN_CPU", "1")
+    torch.compiler.reset()  # one test's sizes are no reason for another one to have symbols
     torch.manual_seed(1)
 
 
@@ -151,6 +152,31 @@ def test_one_entry_of_keys_for_all_and_queries_before_heads_in_memory() -> None:
     out = flex.flex_attention(permuted, k, v)
     assert out.transpose(1, 2).is_contiguous()
     assert torch.equal(out, flex.flex_attention(q.detach(), k, v))
+
+
+STRIDES = [
+    ((2 * 36 * 17, 36 * 17, 17, 1), 0),
+    ((2 * 36 * 16, 36 * 16, 16, 1), 3),
+    ((2 * 36 * 16, 16 * 36, 1, 36), 0),
+    ((2 * 36 * 16, 36 * 16, 16, 1), 8),  # which is read where it lies
+]
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_rows_that_kernels_cannot_read_are_copied(compiled: bool) -> None:
+    call: Any = torch.compile(flex.flex_attention, fullgraph=True, backend="aot_eager") if compiled else flex.flex_attention
+    for strides, begin in STRIDES:
+        if compiled and begin % 8:
+            continue  # a tracer shows no address
+        given = [torch.randn(2 * 2 * 36 * 17 + begin, dtype=torch.bfloat16).as_strided((2, 2, 36, 16), strides, begin) for _ in range(3)]
+        leaves: Any = [tensor.requires_grad_() for tensor in given]
+        dense: Any = [tensor.contiguous().clone() for tensor in leaves]
+        wanted = flex.flex_attention(*dense)
+        found = call(*leaves)
+        assert torch.equal(found, wanted)
+        of = torch.randn_like(wanted)
+        both = [torch.autograd.grad(out, leaves, of, retain_graph=True) for out in (found, wanted)]
+        assert all(torch.equal(*pair) for pair in zip(*both, strict=True))
 
 
 @pytest.mark.slow
