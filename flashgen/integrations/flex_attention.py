@@ -68,7 +68,7 @@ def flex_attention(
 
     query: [batch, heads_q, len_q, head_dim], bf16 or fp16; key: [batch or 1, heads_kv, len_kv, head_dim]; value: as key, with head_dim_v.
        Sizes as `flashgen.attention` has them for layout "bhsd". Any strides: what kernels cannot read, as rows that are not aligned to
-       16 bytes, is copied; within torch.compile, addresses that are not aligned are refused where the graph runs
+       16 bytes, is copied. torch.compile leaves calls to Python where a tensor begins at an address that is not aligned
     score_mod, block_mask, scale: as `flashgen.attention` has them
     enable_gqa: whether heads_q may be a multiple of heads_kv
     return_lse: also return the natural log-sum-exp of scores, fp32 [batch, heads_q, len_q]
@@ -108,7 +108,7 @@ def flex_attention(
 
 def _of_copies(given: tuple[Any, Any, Any], options: dict[str, Any], error: ArgumentError) -> Any:
     """The call that an error has refused, of copies of what kernels cannot read. Raises the error where that is nothing."""
-    copies = [_readable(tensor) for tensor in given]
+    copies = [_readable(tensor, where_it_begins=True) for tensor in given]
     if all(map(is_, copies, given)):
         raise by_other_names(error, _NAMES) from error
     try:
@@ -117,15 +117,18 @@ def _of_copies(given: tuple[Any, Any, Any], options: dict[str, Any], error: Argu
         raise by_other_names(another, _NAMES) from another
 
 
-def _readable(tensor: Any) -> Any:
-    """The tensor, or a dense copy where kernels cannot read its rows. What is no dense tensor stays as it is."""
+def _readable(tensor: Any, where_it_begins: bool = False) -> Any:
+    """The tensor, or a dense copy where kernels cannot read its rows. What is no dense tensor stays as it is.
+
+    where_it_begins: whether to look at that, too. Dynamo cannot trace it.
+    """
     if not isinstance(tensor, torch.Tensor) or tensor.is_nested or tensor.layout is not torch.strided or not tensor.ndim:
         return tensor
     *strides, last = tensor.stride()
     *sizes, _ = tensor.shape
     apart = last != 1 or any(stride % _ALIGNED and size > 1 for stride, size in zip(strides, sizes, strict=True))
-    if not is_compiling():  # a tracer shows no offset
-        apart |= tensor.storage_offset() % _ALIGNED != 0
+    if where_it_begins:
+        apart = apart or tensor.storage_offset() % _ALIGNED != 0
     return tensor.clone(memory_format=torch.contiguous_format) if apart else tensor
 
 

@@ -19,7 +19,8 @@ from flashgen.codegen.problem import CacheDtype, Problem, Sequences
 from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
-from .arguments import ALIGNMENT, DTYPES, E4M3, TracedArgumentError, check_strides, require_dense, require_initialized
+from .alignment import require_aligned
+from .arguments import DTYPES, E4M3, TracedArgumentError, check_strides, require_dense, require_initialized
 from .asked import require_no_gradient
 from .descales import check_descales, descale_strides
 from .sized_tensor import SizedTensor
@@ -238,8 +239,7 @@ def require_append_memory(tensors: AppendTensors) -> None:
     for name, tensor in tensors.named.items():
         is_table = name.startswith("rotary")
         in_chunks = not is_table or (cosines is not None and cosines.shape[1] % CHUNK == 0)
-        past = tensor.data_ptr() % ALIGNMENT
-        if past and in_chunks and tensor.dtype != torch.int32 and not name.endswith("descale"):
-            raise ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")
+        if in_chunks and tensor.dtype != torch.int32 and not name.endswith("descale"):
+            require_aligned({name: tensor.data_ptr()})
         if tensor.numel() and not tensor.data_ptr():
             raise ArgumentError(f"{name} must have a storage that holds its elements; got one without")

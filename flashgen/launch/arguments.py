@@ -19,12 +19,13 @@ from flashgen.codegen.typed import require_type
 from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import TORCH_DTYPES
+from .alignment import ALIGNMENT as ALIGNMENT  # with the checks, for plans
+from .alignment import require_aligned
 from .asked import check_tensors
 
 LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # name -> (row dimension, head dimension)
 DTYPES = {TORCH_DTYPES[dtype]: dtype for dtype in ELEMENTS}
 _SCALES = (float, int, NoneType, torch.SymFloat, torch.SymInt)  # symbolic: numbers that a tracer stands for
-ALIGNMENT = 16  # bytes: what one asynchronous copy moves
 _ALIGNED = ALIGNMENT  # elements, of the smallest type that there is
 E4M3 = torch.float8_e4m3fn
 
@@ -101,9 +102,10 @@ def check_call(
 
 
 def check_traced(*arguments: Any) -> None:
-    """As `check_call`, for calls that PyTorch may be tracing: raises TracedArgumentError."""
+    """As `check_call`, for calls that PyTorch may be tracing: raises TracedArgumentError, for offsets that no kernel can take, too."""
     try:
         check_call(*arguments)
+        require_aligned({n: t.storage_offset() * t.element_size() for n, t in zip(("q", "k", "v"), arguments, strict=False)})
     except ArgumentError as error:
         raise TracedArgumentError(str(error)) from error
 
@@ -271,9 +273,7 @@ def workload_of(q: torch.Tensor, k: torch.Tensor, layout: str, modifiers: Given 
 def require_memory(q: torch.Tensor, k: torch.Tensor | None = None, v: torch.Tensor | None = None, **others: torch.Tensor) -> None:
     """Raises ArgumentError unless these begin at addresses that kernels can take, and their storages hold all their elements."""
     named = {name: tensor for name, tensor in {"q": q, "k": k, "v": v, **others}.items() if tensor is not None}
-    for name, tensor in named.items():
-        if past := tensor.data_ptr() % ALIGNMENT:
-            raise ArgumentError(f"{name} must begin at an address that is a multiple of {ALIGNMENT} bytes; got one {past} past it")
+    require_aligned({name: tensor.data_ptr() for name, tensor in named.items()})
     for name, tensor in named.items():
         if tensor.numel():  # storages are resized where memory is short: for parameters that are gathered for each layer, for example
             last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
