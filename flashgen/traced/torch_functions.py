@@ -198,6 +198,10 @@ def _relu(p: Promotion, input: Any, inplace: bool = False) -> Scalar:
     return _clamp(p, input, 0)
 
 
+def _silu(p: Promotion, input: Any, inplace: bool = False) -> Scalar:
+    return _mul(p, input, HANDLERS["sigmoid"](p, input))
+
+
 def _constant(p: Promotion, value: Any, dtype: torch.dtype | None) -> Scalar:
     given = p.value(value)
     dtype = dtype or p.dtype_of(given)
@@ -257,7 +261,7 @@ HANDLERS: dict[str, Handler] = {
     **{"rlshift": _swapped(_shift("shift_left")), "rrshift": _swapped(_shift("shift_right"))},
     **{f"logical_{name}": _logical(name) for name in ("and", "or", "xor")},
     "logical_not": lambda p, input: Scalar(apply("not", cast(p.scalar(input).node, BOOL)), torch.bool),
-    **{"where": _where, "masked_fill": _masked_fill, "clamp": _clamp, "relu": _relu},
+    **{"where": _where, "masked_fill": _masked_fill, "clamp": _clamp, "relu": _relu, "silu": _silu},
     **{"clamp_min": lambda p, input, min: _clamp(p, input, min), "clamp_max": lambda p, input, max: _clamp(p, input, None, max)},
     "isnan": _classified(lambda x: apply("ne", x, x)),
     "isinf": _classified(lambda x: apply("eq", apply("abs", x), _INF)),

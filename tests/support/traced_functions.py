@@ -186,7 +186,7 @@ def in_place(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
 
 @_score
 def sigmoid_gate(score: Any, b: Any, h: Any, q: Any, k: Any) -> Any:
-    return score * torch.sigmoid(BIAS[q, h] * score) + torch.special.expit(score)
+    return score * torch.sigmoid(BIAS[q, h] * score) + torch.special.expit(score) + torch.nn.functional.silu(score)
 
 
 @_score
