@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from .sizes import of_sizes
+
 TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
 
 _FORMATS = {"TensorMap": f"{TENSOR_MAP_BYTES}s", "i64": "q", "u64": "Q", "int": "i", "float": "f"}
@@ -128,10 +130,10 @@ class ParameterBlock:
             raise ValueError(f"values must be of {', '.join(names)}; got {', '.join(values)}")
         return tuple(map(values.__getitem__, names))
 
-    @property
+    @cached_property
     def pack_in_order(self) -> Callable[..., bytes]:
-        """Makes of the values in the order of the fields what `pack_values` does."""
-        return self._layout[0].pack
+        """Makes of the values in the order of the fields, which may be `Size`s, what `pack_values` does."""
+        return of_sizes(self._layout[0].pack)
 
     @cached_property
     def size(self) -> int:

@@ -12,8 +12,8 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.operation import operation_of
 
 from .driver import Gpu, check, driver
-from .parameter_memory import AddressFields, ParameterMemory
-from .tensor_map import TensorMaps, tensor_maps_of
+from .parameter_memory import AddressFields, LaunchNumbers, ParameterMemory
+from .tensor_map import tensor_maps_of
 
 if TYPE_CHECKING:
     from flashgen.codegen.program import Program
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
     from ..artifact import Artifact
 
 MAX_GRID = 2**31 - 1
-ProgramNumbers = tuple[tuple[Any, ...], ...]
-"""Of each launch the blocks, the numbers among its parameters and its tensor maps, both in the order of the parameters."""
+ProgramNumbers = tuple[LaunchNumbers, ...]  # of each launch
 
 
 _contexts: dict[int, Any] = {}  # by ordinal
@@ -99,23 +98,30 @@ class Kernel:
             address_fields = self._address_fields[suffix, names] = AddressFields(pointers, maps, packing)
         return address_fields
 
-    def parameter_memory(self, suffix: str, names: tuple[str, ...]) -> ParameterMemory:
-        """This thread's, for the launches of one kernel that are given the addresses of `names`."""
+    def parameter_memory(self, suffix: str, names: tuple[str, ...], overlaps: bool) -> ParameterMemory:
+        """This thread's, for the launches of one kernel that are given the addresses of `names`. overlaps: see `KernelLaunch`."""
         memories = self._of_thread.memories
-        memory = memories.get((suffix, names))
+        memory = memories.get((suffix, names, overlaps))
         if memory is None:
-            memory = memories[suffix, names] = ParameterMemory(
-                suffix, self.parameters[suffix], self.address_fields(suffix, names), self.resources[suffix], self.handles[suffix]
-            )
+            fields, resources = self.address_fields(suffix, names), self.resources[suffix]
+            memory = ParameterMemory(suffix, self.parameters[suffix], fields, resources, self.handles[suffix], overlaps)
+            memories[suffix, names, overlaps] = memory
         return memory
 
     def numbers(self, program: Program) -> ProgramNumbers:
-        """What of a program differs between sizes of a call. Raises ValueError for numbers that are not of a kernel's parameters."""
+        """What of a program differs between sizes of a call. Its numbers may be `Size`s.
+
+        Raises ArgumentError for a number of blocks that no launch can have, or that are no whole clusters, and ValueError for numbers that
+        are not of a kernel's parameters.
+        """
         found = []
         for launch in program.launches:
-            block = self.parameters[launch.suffix]
+            block, grid = self.parameters[launch.suffix], launch.grid
+            if grid < 1 or grid > MAX_GRID:
+                raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {grid}")
+            self.resources[launch.suffix].require_clusters("grid", grid)
             maps = tuple([tensor_maps_of(launch.maps[field.name]) for field in block.tensor_maps])
-            found.append((launch.grid, block.in_order(launch.values), maps))
+            found.append(LaunchNumbers(grid, block.pack_in_order(*block.in_order(launch.values)), maps))
         return tuple(found)
 
     def bind(self, program: Program) -> Launch:
@@ -127,64 +133,57 @@ class Launch:
     """A program with everything but the addresses bound. For the thread that made it, whose launches share the memory of their parameters.
 
     names: whose addresses a launch is given, in this order: the operation's operands and the program's buffers
-    enqueue: given a stream and those addresses, what a call of this object does, without one step more than the program needs
+    numbers: `Kernel.numbers` of the program
+    enqueue: given such numbers, of this program or of one that differs from it in these alone, a stream and those addresses, enqueues it
     """
 
     def __init__(self, kernel: Kernel, program: Program) -> None:
-        """Raises ArgumentError for a number of blocks that no launch can have, or that are no whole clusters."""
+        """Raises as `Kernel.numbers` does."""
         self.kernel = kernel  # and not the program: what lives as long as a plan costs each collection of garbage
         self.names = names = (*kernel.operands, *[buffer.name for buffer in program.buffers])
-        kinds = [(kernel.parameter_memory(launch.suffix, names), launch.overlaps) for launch in program.launches]
-        self._set(tuple([_Bound(*kind, *numbers) for kind, numbers in zip(kinds, kernel.numbers(program), strict=True)]))
-
-    def with_numbers(self, numbers: ProgramNumbers) -> Launch:
-        """The launch of a program that differs from this one's in `Kernel.numbers` alone. Raises as `Launch` does."""
-        other = object.__new__(Launch)
-        other.kernel, other.names = self.kernel, self.names
-        other._set(tuple([_Bound(one.memory, one.overlaps, *own) for one, own in zip(self._bound, numbers, strict=True)]))
-        return other
-
-    def _set(self, bound: tuple[_Bound, ...]) -> None:
-        self._bound, first = bound, bound[0]
-        alone = len(bound) == 1 and first.memory.place_all is not None and not first.maps
-        self.enqueue: Callable[..., None] = _one(self.kernel, first) if alone else _each(self.kernel, bound)
+        self.numbers = kernel.numbers(program)
+        self.memories = tuple([kernel.parameter_memory(launch.suffix, names, launch.overlaps) for launch in program.launches])
+        first = self.memories[0]
+        alone = len(self.memories) == 1 and first.place_all is not None and not first.map_fields
+        self.enqueue: Callable[..., None] = _one(kernel, first) if alone else _each(kernel, self.memories)
 
     def __call__(self, stream: int, *addresses: int) -> None:
         """Enqueues the program on a stream of the GPU whose context is current. Addresses: of `names`, 0 for what nobody wants.
 
         Raises DriverError if the driver refuses a tensor map or a launch.
         """
-        self.enqueue(stream, *addresses)
+        self.enqueue(self.numbers, stream, *addresses)
 
 
-# What enqueues a program. It knows no launch that knows it: plans of sizes that come once would be garbage that only the collector finds.
+# What enqueues a program of any sizes, without one step more than it needs.
 
 
-def _one(kernel: Kernel, bound: _Bound) -> Callable[..., None]:
+def _one(kernel: Kernel, memory: ParameterMemory) -> Callable[..., None]:
     """Of a program of one kernel whose parameters are all the addresses and numbers."""
-    memory, launch = bound.memory, bound.enqueue
     place_all, arguments = memory.place_all, memory.arguments
     assert place_all is not None
 
-    def enqueue(stream: int, *addresses: int) -> None:
-        if memory.holds is not bound:
-            memory.load(bound)
+    def enqueue(numbers: ProgramNumbers, stream: int, *addresses: int) -> None:
+        (own,) = numbers
+        if memory.holds is not own:
+            memory.load(own)
         place_all(*addresses)
-        (status,) = launch(stream or None, arguments, 0)
+        (status,) = memory.launch(stream or None, arguments, 0)
         if status:
-            _refused(status, kernel, bound)
+            _refused(status, kernel, memory)
 
     return enqueue
 
 
-def _each(kernel: Kernel, every: tuple[_Bound, ...]) -> Callable[..., None]:
+def _each(kernel: Kernel, memories: tuple[ParameterMemory, ...]) -> Callable[..., None]:
     """Of any program."""
+    every = tuple(enumerate(memories))
 
-    def enqueue(stream: int, *addresses: int) -> None:
-        for bound in every:
-            memory = bound.memory
-            if memory.holds is not bound:
-                memory.load(bound)
+    def enqueue(numbers: ProgramNumbers, stream: int, *addresses: int) -> None:
+        for i, memory in every:  # no zip, which takes longer
+            own = numbers[i]
+            if memory.holds is not own:
+                memory.load(own)
             if memory.place_all is not None:
                 memory.place_all(*addresses)
             else:
@@ -194,40 +193,19 @@ def _each(kernel: Kernel, every: tuple[_Bound, ...]) -> Callable[..., None]:
             for index, field in memory.map_fields:
                 if field.address != addresses[index]:
                     field.fill(addresses[index])
-            (status,) = bound.enqueue(stream or None, memory.arguments, 0)
+            (status,) = memory.launch(stream or None, memory.arguments, 0)
             if status:
-                _refused(status, kernel, bound)
+                _refused(status, kernel, memory)
 
     return enqueue
 
 
-def _refused(status: Any, kernel: Kernel, bound: _Bound) -> None:
-    check((status,), f"launching {kernel.artifact.entry}{bound.suffix}")
+def _refused(status: Any, kernel: Kernel, memory: ParameterMemory) -> None:
+    check((status,), f"launching {kernel.artifact.entry}{memory.suffix}")
 
 
 class _OfThread(threading.local):
-    """What each thread has of a kernel's own: the memory of parameters, by a launch's suffix and the names of its addresses."""
+    """What each thread has of a kernel's own: the memory of parameters, by the arguments of `Kernel.parameter_memory`."""
 
     def __init__(self) -> None:
-        self.memories: dict[tuple[str, tuple[str, ...]], ParameterMemory] = {}
-
-
-class _Bound:
-    """One launch of a program: its blocks, its numbers as they lie in the parameters, and its tensor maps but for their addresses."""
-
-    __slots__ = ("enqueue", "grid", "maps", "memory", "numbers", "overlaps")
-
-    def __init__(
-        self, memory: ParameterMemory, overlaps: bool, grid: int, numbers: tuple[int | float, ...], maps: tuple[TensorMaps, ...]
-    ) -> None:
-        if not 0 < grid <= MAX_GRID:
-            raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {grid}")
-        memory.resources.require_clusters("grid", grid)
-        self.memory, self.overlaps, self.grid, self.maps = memory, overlaps, grid, maps
-        self.numbers = memory.pack(*numbers)
-        self.enqueue = memory.overlapping() if overlaps else memory.plain(grid)
-
-    @property
-    def suffix(self) -> str:
-        """Of the kernel's entry."""
-        return self.memory.suffix
+        self.memories: dict[tuple[str, tuple[str, ...], bool], ParameterMemory] = {}

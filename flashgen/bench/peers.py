@@ -214,7 +214,7 @@ class FamilyPeer(Peer):
         def run() -> tuple[Tensor, ...]:
             made = {name: like.new_empty(sizes, dtype=dtype) for name, (sizes, dtype) in written.items()}
             addresses = addresses_of((operand.name for operand in operands), {**inputs, **made})
-            bound.enqueue(torch.cuda.current_stream().cuda_stream, *addresses)
+            bound(torch.cuda.current_stream().cuda_stream, *addresses)
             return tuple(made.values())
 
         return run

@@ -16,57 +16,53 @@ from . import gpu
 from .append_arguments import CHUNK, AppendTensors, append_call, check_append, require_append_memory
 from .arguments import ALIGNMENT, E4M3
 from .bound import BoundCall
+from .sized_plan import SizedPlan
 from .untraced import untraced
 
 AppendRun = Callable[..., tuple[torch.Tensor, torch.Tensor]]  # those of `AppendTensors`, one by one
 _NOTHING = (0,)  # the shape of queries that nobody rotates
 
 
-class AppendPlan:
-    """Everything about a call that its signature decides.
+class AppendPlan(SizedPlan):
+    """See SizedPlan.
 
-    bound: to the kernel, None where there are no sequences; tables: element type and columns of those of the rotation, None without
     run: given the tensors of `AppendTensors`, allocates lengths and rotated queries, both dense, and enqueues the kernel on the current
     stream
     """
+
+    __slots__ = ()
+    run: AppendRun
 
     def __init__(self, tensors: AppendTensors, rotary_interleaved: bool, by_query: bool) -> None:
         """Checks the arguments and binds the kernel that the selection chooses."""
         shapes, call, problem = _planned(tensors, rotary_interleaved, by_query)
         on, cache = gpu.gpu_of(tensors.k_cache, "k_cache"), tensors.k_cache
         families_for(problem, on.device.target)
-        self.tables = None if tensors.rotary_cos is None else (tensors.rotary_cos.dtype, tensors.rotary_cos.shape[1])
-        self.before: Any = None  # what knows the next call of this signature at once: see operators/append.py
-        self.met = True  # whether it has run a call
-        self._of_cache = cache.device.index, tensors.dtype, self.tables, cache.dtype is E4M3
-        self.bound = None if call is None else gpu.bind_chosen(call, on)
-        self.run = _runner(*self._of_cache, *shapes, self.bound)
+        bound = None if call is None else gpu.bind_chosen(call, on)
+        run = _runner(cache.device.index, tensors.dtype, tables_of(tensors), cache.dtype is E4M3, bound)
+        super().__init__(run, (shapes, bound and bound.numbers), bound)
         gpu.require_context(cache.device.index)
 
-    def numbers(self, *arguments: Any) -> tuple[Any, ...]:
-        """What `with_numbers` takes of another call: of the arguments of `AppendPlan`, with `SizedTensor`s, but for tables."""
+    def numbers_of(self, *arguments: Any) -> tuple[Any, ...]:
+        """`numbers` of another call: of the arguments of `AppendPlan`, with `SizedTensor`s, but for tables."""
         shapes, call, _ = _planned(*arguments)
-        assert call is not None
-        assert self.bound is not None
-        return shapes, *gpu.chosen_numbers(call, self.bound)
-
-    def with_numbers(self, shapes: tuple[Any, ...], *of_bound: Any) -> AppendPlan:
-        """The plan of a call that differs from this plan's in `numbers` alone."""
-        assert self.bound is not None
-        other = object.__new__(AppendPlan)
-        other.tables, other._of_cache, other.before, other.met = self.tables, self._of_cache, None, False
-        other.bound = self.bound.with_numbers(*of_bound)
-        other.run = _runner(*self._of_cache, shapes[0], shapes[1], other.bound)
-        return other
+        return shapes, gpu.chosen_numbers(call, self.bound)
 
 
-def _planned(
-    tensors: AppendTensors, rotary_interleaved: bool, by_query: bool
-) -> tuple[tuple[tuple[int, ...], tuple[int, ...]], Call | None, Problem]:
-    """Of tensors, which are checked, or `SizedTensor`s: shapes of queries and lengths, the call, None without sequences, its problem."""
+def _planned(tensors: AppendTensors, rotary_interleaved: bool, by_query: bool) -> tuple[gpu.Shapes, Call | None, Problem]:
+    """Of tensors, which are checked, or `SizedTensor`s: sizes and strides of queries, and of lengths; the call; its problem.
+
+    No call where there are no sequences.
+    """
     problem = check_append(tensors, rotary_interleaved, by_query)
     call = append_call(problem, tensors, rotary_interleaved, by_query)
-    return (rotated_shape(tensors), (call.workload.batch,)), call if call.workload.batch else None, problem
+    rotated, lengths = rotated_shape(tensors), (call.workload.batch,)
+    return (rotated, dense(rotated), lengths, dense(lengths)), call if call.workload.batch else None, problem
+
+
+def tables_of(tensors: AppendTensors) -> tuple[torch.dtype, int] | None:
+    """Element type and columns of the tables of a rotation, None without."""
+    return None if tensors.rotary_cos is None else (tensors.rotary_cos.dtype, tensors.rotary_cos.shape[1])
 
 
 def rotated_shape(tensors: AppendTensors) -> tuple[int, ...]:
@@ -79,21 +75,19 @@ def _runner(
     dtype: torch.dtype,
     tables: tuple[torch.dtype, int] | None,
     has_descales: bool,
-    shape: tuple[int, ...],
-    lengths_shape: tuple[int, ...],
     bound: BoundCall | None,
 ) -> AppendRun:
-    """`AppendPlan.run`. tables: element type and columns of those of the rotation; bound: None where there are no sequences.
+    """`AppendPlan.run`, which takes numbers first.
 
-    has_descales: whether the kernel takes some
+    tables: see `tables_of`; has_descales: whether the kernel takes some; bound: None where there are no sequences
     """
     enqueue = None if bound is None else bound.enqueue
-    strides, lengths_strides = dense(shape), dense(lengths_shape)
     rotates, in_fp32 = tables is not None, tables is not None and tables[0] == torch.float32
     in_chunks = tables is not None and tables[1] % CHUNK == 0
     empty_strided, current_device, current_stream = gpu.empty_strided, gpu.current_device, gpu.current_stream
 
     def run(
+        numbers: tuple[gpu.Shapes, Any],
         k_cache: torch.Tensor,
         v_cache: torch.Tensor,
         k: torch.Tensor | None,
@@ -108,9 +102,10 @@ def _runner(
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if current_device() != index:
             with torch.cuda.device(index):
-                return _runner(index, dtype, tables, has_descales, shape, lengths_shape, bound)(
-                    k_cache, v_cache, k, v, cache_seqlens, block_table, q, rotary_cos, rotary_sin, k_descale, v_descale
+                return _runner(index, dtype, tables, has_descales, bound)(
+                    numbers, k_cache, v_cache, k, v, cache_seqlens, block_table, q, rotary_cos, rotary_sin, k_descale, v_descale
                 )
+        (shape, strides, lengths_shape, lengths_strides), of_bound = numbers
         lengths = empty_strided(lengths_shape, lengths_strides, torch.int32)
         q_rotated = empty_strided(shape, strides, dtype)
         if enqueue is not None:
@@ -135,11 +130,12 @@ def _runner(
             rest: tuple[int, ...] = (q_rotated.data_ptr(), lengths.data_ptr())
             if has_descales:
                 rest += at_descales
-            enqueue(current_stream(index), at_cache, at_values, at_k, at_v, at_lengths, at_table, at_q, *at_tables, *rest)
+            stream = current_stream(index)
+            enqueue(of_bound, stream, at_cache, at_values, at_k, at_v, at_lengths, at_table, at_q, *at_tables, *rest)
             torch.autograd.graph.increment_version((k_cache, v_cache))  # so that autograd tells whoever saved one of them for a gradient
         return lengths, q_rotated
 
     return run
 
 
-untraced(_runner(0, torch.bfloat16, None, False, _NOTHING, _NOTHING, None))  # marks the code, which all that it returns share
+untraced(_runner(0, torch.bfloat16, None, False, None))  # marks the code, which all that it returns share

@@ -5,21 +5,21 @@ One run writes both launches: what the first gives the second lies in memory tha
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
-from flashgen.codegen.operation import dense
-
 from . import gpu
 from .append_arguments import CHUNK, AppendTensors, require_append_memory
-from .append_plan import AppendPlan
+from .append_plan import AppendPlan, tables_of
 from .arguments import ALIGNMENT, E4M3, require_memory
 from .bound import BoundCall
 from .cached_plan import CachedPlan, CachedRun, require_storages
-from .packed_plan import Shapes
+from .gpu import Shapes
+from .sized_plan import SizedPlan
 from .untraced import untraced
 
 _ALIGNED = 256  # bytes, of rotated queries behind lengths
@@ -66,47 +66,43 @@ class AppendedTensors(NamedTuple):
         return AppendTensors(tensors[1], tensors[2], k, v, tensors[3], table, *of_rotation, k_descale, v_descale)
 
 
-class AppendingPlan:
-    """Everything about a call that its signature decides. run: as that of `CachedPlan`, of all tensors of `AppendedTensors`.
+class AppendingPlan(SizedPlan):
+    """See SizedPlan. run: as that of `CachedPlan`, of all tensors of `AppendedTensors`.
 
     bound: to both kernels; None where one of them has nothing to do
     """
 
+    __slots__ = ("_plans",)
+    run: CachedRun
+
     def __init__(self, append: AppendPlan, attention: CachedPlan, there: AppendedTensors, tensors: Any) -> None:
         """append, attention: the plans of both, of which the second one is of queries as the first one gives them."""
-        self.before: Any = None  # what knows the next call of this signature at once: see operators/cached_plans.py
-        self.met = True  # whether it has run a call
         self._plans = append, attention
         q, v_cache = tensors[0], tensors[2]
-        self._of_q = q.device.index, q.dtype, q.shape[3], append.tables, there, v_cache.dtype is E4M3
-        self.bound = None if append.bound is None or attention.bound is None else (append.bound, attention.bound)
-        if self.bound is None:
-            self.run = _one_by_one(append.run, attention.run, there)
+        if append.bound is None or attention.bound is None:
+            super().__init__(_one_by_one(append.run, attention.run, there), None, None)
         else:
-            out, lse = (*q.shape[:3], v_cache.shape[3]), (q.shape[0], q.shape[2], q.shape[1])
-            self.run = _runner(*self._of_q, (out, dense(out), lse, dense(lse)), self.bound)
+            bound, tables = (append.bound, attention.bound), tables_of(there.of_append(tensors))
+            run = _runner(q.device.index, q.dtype, tables, there, v_cache.dtype is E4M3, bound)
+            super().__init__(run, _numbers(append.numbers, attention.numbers), bound)
 
-    def numbers(self, attention: tuple[Any, ...], append: tuple[Any, ...]) -> tuple[Any, ...]:
-        """What `with_numbers` takes of another call: of the arguments of both plans, with `SizedTensor`s."""
+    def numbers_of(self, attention: tuple[Any, ...], append: tuple[Any, ...]) -> tuple[Any, ...]:
+        """`numbers` of another call: of the arguments of both plans, with `SizedTensor`s."""
         of_append, of_attention = self._plans
-        _, *append_numbers = of_append.numbers(*append)
-        shapes, *attention_numbers = of_attention.numbers(*attention)
-        return shapes, tuple(append_numbers), tuple(attention_numbers)
+        return _numbers(of_append.numbers_of(*append), of_attention.numbers_of(*attention))
 
-    def with_numbers(self, shapes: Shapes, append: tuple[Any, ...], attention: tuple[Any, ...]) -> AppendingPlan:
-        """The plan of a call that differs from this plan's in `numbers` alone."""
-        assert self.bound is not None
-        other = object.__new__(AppendingPlan)
-        other.before, other.met, other._plans, other._of_q = None, False, self._plans, self._of_q
-        other.bound = self.bound[0].with_numbers(*append), self.bound[1].with_numbers(*attention)
-        other.run = _runner(*self._of_q, shapes, other.bound)
-        return other
+
+def _numbers(append: tuple[Shapes, Any], attention: tuple[Shapes, Any]) -> tuple[Any, ...]:
+    """Of both plans: from where in the memory between them queries are, behind lengths, and its size in bytes."""
+    (rotated, _, lengths, _), of_append = append
+    at_queries = -(-4 * lengths[0] // _ALIGNED) * _ALIGNED
+    return attention[0], at_queries, (at_queries + 2 * math.prod(rotated),), of_append, attention[1]
 
 
 def _one_by_one(append: Callable[..., Any], attention: CachedRun, there: AppendedTensors) -> CachedRun:
     """Where one of them has nothing to do."""
 
-    def run(with_lse: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(_: None, with_lse: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         lengths, rotated = append(*there.of_append(tensors))
         q = rotated if there.rotates else tensors[0]
         return attention(with_lse, q, tensors[1], tensors[2], lengths, *tensors[4 : there.end])
@@ -117,31 +113,26 @@ def _one_by_one(append: Callable[..., Any], attention: CachedRun, there: Appende
 def _runner(
     index: int,
     dtype: torch.dtype,
-    width: int,
     tables: tuple[torch.dtype, int] | None,
     there: AppendedTensors,
     has_descales: bool,
-    shapes: Shapes,
     bound: tuple[BoundCall, BoundCall],
 ) -> CachedRun:
-    """`AppendingPlan.run` where both have something to do.
+    """`AppendingPlan.run` where both have something to do, which takes numbers first.
 
-    width: of queries; tables: as `AppendPlan` has them; has_descales: whether kernels take some; bound: what appends, and attention
+    tables: see `tables_of`; has_descales: whether kernels take some; bound: what appends, and attention
     """
-    append, attention = bound[0].enqueue, bound[1].enqueue
-    (out_shape, out_strides, lse_shape, lse_strides), end = shapes, there.end
+    append, attention, end = bound[0].enqueue, bound[1].enqueue, there.end
     of_rotary = end + 2 * there.appends
     has_table, has_padding, appends, rotates, of_modifiers = there.table, there.padding, there.appends, there.rotates, end - there.modifiers
     descale, has_k_descale, has_v_descale = there.first_descale, there.k_descale, there.v_descale
     in_fp32, in_chunks = tables is not None and tables[0] == torch.float32, tables is not None and tables[1] % CHUNK == 0
-    at_queries = -(-4 * out_shape[0] // _ALIGNED) * _ALIGNED  # from where lengths are
-    between = (at_queries + (2 * out_shape[0] * out_shape[1] * out_shape[2] * width if rotates else 0),)
     empty_strided, current_device, current_stream = gpu.empty_strided, gpu.current_device, gpu.current_stream
 
-    def run(with_lse: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def run(numbers: tuple[Any, ...], with_lse: bool, *tensors: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         if current_device() != index:
             with torch.cuda.device(index):
-                return _runner(index, dtype, width, tables, there, has_descales, shapes, bound)(with_lse, *tensors)
+                return _runner(index, dtype, tables, there, has_descales, bound)(numbers, with_lse, *tensors)
         at = [*map(_address, tensors)]
         at_q, at_k_cache, at_v_cache, at_seqlens = at[:4]
         at_k, at_v = (at[end], at[end + 1]) if appends else (0, 0)
@@ -153,6 +144,7 @@ def _runner(
             require_memory(tensors[0], k_cache=tensors[1], v_cache=tensors[2])
             require_append_memory(there.of_append(tensors))
             require_storages(tensors[3:end])
+        (out_shape, out_strides, lse_shape, lse_strides), at_queries, between, of_append, of_attention = numbers
         out = empty_strided(out_shape, out_strides, dtype)
         lse = empty_strided(lse_shape, lse_strides, torch.float32) if with_lse else None
         memory = empty_strided(between, _DENSE, torch.uint8)
@@ -165,10 +157,12 @@ def _runner(
         at_descales: tuple[int, ...] = ()
         if has_descales:
             at_descales = (at[descale] if has_k_descale else 0, at[descale + has_k_descale] if has_v_descale else 0)
-        append(stream, at_k_cache, at_v_cache, at_k, at_v, at_seqlens, at_table, asked, *at_tables, at_rotated, at_lengths, *at_descales)
+        at_made = at_rotated, at_lengths
+        append(of_append, stream, at_k_cache, at_v_cache, at_k, at_v, at_seqlens, at_table, asked, *at_tables, *at_made, *at_descales)
         torch.autograd.graph.increment_version(tensors[1:3])  # so that autograd tells whoever saved one of them for a gradient
         at_q, at_lse = at_rotated if rotates else at_q, 0 if lse is None else lse.data_ptr()
         attention(
+            of_attention,
             stream,
             at_q,
             at_k_cache,
@@ -189,4 +183,4 @@ def _runner(
 _of_nothing = AppendedTensors(False, False, False, 0, False, False)
 untraced(_one_by_one(lambda *_: None, lambda *_: None, _of_nothing))  # type: ignore[arg-type]  # marks the code, as the next
 _nothing: Any = SimpleNamespace(enqueue=None)
-untraced(_runner(0, torch.bfloat16, 0, None, _of_nothing, False, ((0,) * 4, (), (), ()), (_nothing, _nothing)))
+untraced(_runner(0, torch.bfloat16, None, _of_nothing, False, (_nothing, _nothing)))

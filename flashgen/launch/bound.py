@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -17,83 +17,68 @@ from .tile_counters import COUNTER_BYTES, tile_counters
 _KINDS = (BufferKind.CALL_ZEROED, BufferKind.CALL, BufferKind.STREAM_COUNTER)  # each call goes through them by number
 _DENSE = (1,)  # strides
 _ALIGNED = 512  # bytes, as PyTorch's allocator aligns what it gives
-
-
-class _Memory(NamedTuple):
-    """Of the buffers of a call, those of each kind one after the other, as each allocation costs a call a microsecond or two.
-
-    zeroed_bytes, other_bytes, counters: how much memory of each kind; bases, offsets: of each buffer the kind, and where in that it lies
-    """
-
-    zeroed_bytes: int
-    other_bytes: int
-    counters: int
-    bases: tuple[int, ...]
-    offsets: tuple[int, ...]
+Enqueue = Callable[..., None]
 
 
 class BoundCall:
     """All of a call but addresses. For the thread that made it: see `Launch`.
 
-    enqueue: given a stream of the kernel's device, which is the current one, and the addresses of the operands in order, 0 for none,
-    enqueues the program
+    numbers: what differs between sizes of a call
+    enqueue: given these, or those of another call, a stream of the kernel's device, which is the current one, and the addresses of the
+        operands in order, 0 for none, enqueues the program
     """
 
     def __init__(self, kernel: Kernel, call: Call) -> None:
         """Raises ArgumentError if the kernel's config cannot take the call's sizes."""
         program = _program(kernel, call)
         self.index, self.launch, self.workload = kernel.gpu.ordinal, kernel.bind(program), call.workload
-        self.enqueue = self._enqueue(_memory(program.buffers))
+        self.numbers, self.enqueue = _with_memory(self.launch, self.launch.numbers, self.index, program.buffers)
 
-    def numbers(self, call: Call) -> tuple[Any, ...]:
-        """What `with_numbers` takes for another call of the same kernel. Raises as `BoundCall`."""
+    def __call__(self, stream: int, *addresses: int) -> None:
+        """Enqueues the call itself. Raises as `Launch` does."""
+        self.enqueue(self.numbers, stream, *addresses)
+
+    def numbers_of(self, call: Call) -> Any:
+        """`numbers` of another call of the same kernel, whose sizes may be `Size`s. Raises as `BoundCall`."""
         kernel = self.launch.kernel
         program = _program(kernel, call)
-        return kernel.numbers(program), tuple(_memory(program.buffers))
-
-    def with_numbers(self, of_launches: ProgramNumbers, memory: tuple[Any, ...]) -> BoundCall:
-        """What another call is bound to, whose program differs from this one's in `numbers` alone."""
-        other = object.__new__(BoundCall)
-        other.index, other.launch, other.workload = self.index, self.launch.with_numbers(of_launches), self.workload
-        other.enqueue = other._enqueue(_Memory(*memory))
-        return other
-
-    def _enqueue(self, memory: _Memory) -> Callable[..., None]:
-        if not memory.bases:
-            return self.launch.enqueue
-        if memory[:3] == (0, 0, 1) and memory.offsets == (0,):
-            return _with_counter(self.launch, self.index)
-        return _with_buffers(self.launch, self.index, memory)
+        return _with_memory(self.launch, kernel.numbers(program), self.index, program.buffers)[0]
 
 
-# What enqueues a call. As of a program, it knows no call that knows it: see build/gpu/kernel.py.
+def _with_memory(launch: Launch, of_launches: ProgramNumbers, index: int, buffers: Sequence[Buffer]) -> tuple[Any, Enqueue]:
+    """What a call has in `BoundCall.numbers`, and what enqueues it with the memory of its buffers."""
+    if not buffers:
+        return of_launches, launch.enqueue
+    sizes, where = _memory(buffers)
+    if len(buffers) == 1 and sizes[2] == 1:
+        return of_launches, _with_counter(launch, index)
+    return (of_launches, sizes, where), _with_buffers(launch, index)
 
 
-def _with_counter(launch: Launch, index: int) -> Callable[..., None]:
+def _with_counter(launch: Launch, index: int) -> Enqueue:
     """Of the fastest kernels, whose calls must not cost more than they have to."""
 
-    def enqueue(stream: int, *addresses: int) -> None:
-        launch.enqueue(stream, *addresses, tile_counters.address(index, stream))
+    def enqueue(numbers: ProgramNumbers, stream: int, *addresses: int) -> None:
+        launch.enqueue(numbers, stream, *addresses, tile_counters.address(index, stream))
 
     return enqueue
 
 
-def _with_buffers(launch: Launch, index: int, memory: _Memory) -> Callable[..., None]:
+def _with_buffers(launch: Launch, index: int) -> Enqueue:
     """Of all others."""
-    zeroed_bytes, other_bytes, counters, bases, offsets = memory
-    other_shape, device, where = (other_bytes,), torch.device("cuda", index), tuple(zip(bases, offsets, strict=True))
-    zeros = _zeros
+    device, zeros = torch.device("cuda", index), _zeros
 
-    def enqueue(stream: int, *addresses: int) -> None:
+    def enqueue(numbers: tuple[Any, ...], stream: int, *addresses: int) -> None:
+        of_launches, (zeroed_bytes, other_bytes, counters), where = numbers
         # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
         zeroed = zeros(zeroed_bytes, device) if zeroed_bytes else None
-        other = empty_strided(other_shape, _DENSE, torch.uint8) if other_bytes else None
+        other = empty_strided((other_bytes,), _DENSE, torch.uint8) if other_bytes else None
         at = (
             0 if zeroed is None else zeroed.data_ptr(),
             0 if other is None else other.data_ptr(),
             tile_counters.address(index, stream, counters) if counters else 0,
         )
-        launch.enqueue(stream, *addresses, *[at[kind] + offset for kind, offset in where])
+        launch.enqueue(of_launches, stream, *addresses, *[at[kind] + offset for kind, offset in where])
 
     return enqueue
 
@@ -104,14 +89,18 @@ def _program(kernel: Kernel, call: Call) -> Program:
     return family.program(config, call, kernel.gpu.device)
 
 
+_Memory = tuple[tuple[int, int, int], tuple[tuple[int, int], ...]]
+"""Of the buffers of a call, those of each kind one after the other, as each allocation costs a call a microsecond or two: how much memory
+of each kind, in bytes and in counters, and of each buffer the kind, and where in that it lies."""
+
+
 def _memory(buffers: Iterable[Buffer]) -> _Memory:
-    ends, bases, offsets = [0, 0, 0], list[int](), list[int]()
+    ends, where = [0, 0, 0], list[tuple[int, int]]()
     for buffer in buffers:
         counts, kind = buffer.kind is BufferKind.STREAM_COUNTER, _KINDS.index(buffer.kind)
-        bases.append(kind)
-        offsets.append(0 if counts else ends[kind])  # one such buffer at most, in no whole piece of memory
+        where.append((kind, 0 if counts else ends[kind]))  # one such buffer at most, in no whole piece of memory
         ends[kind] += buffer.bytes if counts else -(-buffer.bytes // _ALIGNED) * _ALIGNED
-    return _Memory(ends[0], ends[1], -(-ends[2] // COUNTER_BYTES), tuple(bases), tuple(offsets))
+    return (ends[0], ends[1], -(-ends[2] // COUNTER_BYTES)), tuple(where)
 
 
 def _zeros(size: int, device: torch.device) -> torch.Tensor:

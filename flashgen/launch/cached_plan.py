@@ -21,7 +21,8 @@ from .asked import tensor_strides
 from .bound import BoundCall
 from .cached_arguments import CachedKeys, cached_workload, check_cached_call
 from .descales import descale_strides
-from .packed_plan import Shapes
+from .gpu import Shapes
+from .sized_plan import SizedPlan
 from .untraced import untraced
 
 CachedRun = Callable[
@@ -30,13 +31,16 @@ CachedRun = Callable[
 _address = torch.Tensor.data_ptr  # each call asks
 
 
-class CachedPlan:
-    """Everything about a call that its signature decides.
+class CachedPlan(SizedPlan):
+    """See SizedPlan.
 
     bound: to the kernel; None where there is nothing to compute
     run: given whether lse is wanted, and all tensors that are there, allocates out, and lse, both dense, and enqueues the kernel on the
     current stream
     """
+
+    __slots__ = ()
+    run: CachedRun
 
     def __init__(
         self,
@@ -54,28 +58,16 @@ class CachedPlan:
         shapes, call, problem = _planned(q, k_cache, v_cache, where, causal, scale, batch_invariant, modifiers, tensors)
         on = gpu.gpu_of(q)
         optional = (where.table, where.cache_leftpad, *((where.k_descale, where.v_descale) if problem.dtype_kv is not None else ()))
-        self._of_q = q.device.index, q.dtype, tuple(at for at, tensor in enumerate(optional, 1) if tensor is None)
-        self.before: Any = None  # what knows the next call of this signature at once: see operators/cached_plans.py
-        self.met = True  # whether it has run a call
+        absent = tuple(at for at, tensor in enumerate(optional, 1) if tensor is None)
         families_for(problem, on.device.target)
-        self.bound = None if call is None else gpu.bind_chosen(call, on)
-        self.run = _runner(*self._of_q, shapes, self.bound)
+        bound = None if call is None else gpu.bind_chosen(call, on)
+        super().__init__(_runner(q.device.index, q.dtype, absent, bound), (shapes, bound and bound.numbers), bound)
         gpu.require_context(q.device.index)
 
-    def numbers(self, *arguments: Any) -> tuple[Any, ...]:
-        """What `with_numbers` takes of another call: of the arguments of `CachedPlan`, with `SizedTensor`s."""
+    def numbers_of(self, *arguments: Any) -> tuple[Any, ...]:
+        """`numbers` of another call: of the arguments of `CachedPlan`, with `SizedTensor`s."""
         shapes, call, _ = _planned(*arguments)
-        assert call is not None
-        assert self.bound is not None
-        return shapes, *gpu.chosen_numbers(call, self.bound)
-
-    def with_numbers(self, shapes: Shapes, *of_bound: Any) -> CachedPlan:
-        """The plan of a call that differs from this plan's in `numbers` alone."""
-        assert self.bound is not None
-        other = object.__new__(CachedPlan)
-        other._of_q, other.before, other.met, other.bound = self._of_q, None, False, self.bound.with_numbers(*of_bound)
-        other.run = _runner(*self._of_q, shapes, other.bound)
-        return other
+        return shapes, gpu.chosen_numbers(call, self.bound)
 
 
 def _planned(
@@ -120,18 +112,26 @@ def cached_strides(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor
     )
 
 
-def _runner(index: int, dtype: torch.dtype, absent: tuple[int, ...], shapes: Shapes, bound: BoundCall | None) -> CachedRun:
-    """`CachedPlan.run`. bound: None where there is nothing to compute; absent: places of operands behind lse that are not there."""
+def _runner(index: int, dtype: torch.dtype, absent: tuple[int, ...], bound: BoundCall | None) -> CachedRun:
+    """`CachedPlan.run`, which takes numbers first.
+
+    absent: places of operands behind lse that are not there; bound: None where there is nothing to compute
+    """
     enqueue = None if bound is None else bound.enqueue
-    out_shape, out_strides, lse_shape, lse_strides = shapes
     empty_strided, current_device, current_stream = gpu.empty_strided, gpu.current_device, gpu.current_stream
 
     def run(
-        with_lse: bool, q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, *tensors: torch.Tensor
+        numbers: tuple[Shapes, Any],
+        with_lse: bool,
+        q: torch.Tensor,
+        k_cache: torch.Tensor,
+        v_cache: torch.Tensor,
+        *tensors: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if current_device() != index:
             with torch.cuda.device(index):
-                return _runner(index, dtype, absent, shapes, bound)(with_lse, q, k_cache, v_cache, *tensors)
+                return _runner(index, dtype, absent, bound)(numbers, with_lse, q, k_cache, v_cache, *tensors)
+        (out_shape, out_strides, lse_shape, lse_strides), of_bound = numbers
         out = empty_strided(out_shape, out_strides, dtype)
         lse = empty_strided(lse_shape, lse_strides, torch.float32) if with_lse else None
         if enqueue is not None:
@@ -142,7 +142,8 @@ def _runner(index: int, dtype: torch.dtype, absent: tuple[int, ...], shapes: Sha
                 require_storages(tensors)
             for at in absent:
                 others.insert(at, 0)
-            enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), 0 if lse is None else lse.data_ptr(), *others)
+            at_lse = 0 if lse is None else lse.data_ptr()
+            enqueue(of_bound, current_stream(index), at_q, at_k, at_v, out.data_ptr(), at_lse, *others)
         return out, lse
 
     return run
@@ -155,4 +156,4 @@ def require_storages(tensors: Sequence[torch.Tensor]) -> None:
         raise ArgumentError(f"{names} must have storages that hold their elements; got one without")
 
 
-untraced(_runner(0, torch.bfloat16, (), ((), (), (), ()), None))  # marks the code, which all that it returns share
+untraced(_runner(0, torch.bfloat16, (), None))  # marks the code, which all that it returns share

@@ -6,7 +6,7 @@ import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -28,8 +28,10 @@ from .asked import addresses_of_tensors, seed_position, tensor_strides, with_see
 from .bound import BoundCall
 from .laid_out import dense_strides
 from .seeds import next_seed
+from .sized_plan import SizedPlan
 from .untraced import untraced
 
+Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # sizes and strides of out, and those of lse
 Run = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]  # q, k, v, whether to give lse, the modifiers' tensors
 _LOCAL = threading.local()
 
@@ -38,12 +40,15 @@ class CaptureError(FlashgenError, RuntimeError):
     """A kernel would have to be compiled or loaded while a CUDA graph is being captured."""
 
 
-class Plan:
-    """Everything about a call that its signature decides.
+class Plan(SizedPlan):
+    """See SizedPlan.
 
     run: given q, k, v, whether lse is wanted, and the modifiers' tensors, allocates out, and lse, both dense, and enqueues the kernel on
     the current stream. Where UNDRAWN is among the modifiers' names it draws the seed
     """
+
+    __slots__ = ()
+    run: Run
 
     def __init__(
         self,
@@ -58,94 +63,56 @@ class Plan:
         kernel: Kernel | None = None,
     ) -> None:
         """Checks the arguments and binds a kernel: `kernel`, which must be able to take them, or else the selection's choice."""
-        self._seed_position = seed_position(modifiers.names)
-        if self._seed_position is not None:
-            modifiers, tensors = with_seed(modifiers, tensors, q.new_empty((), dtype=torch.int64))
-        self.outputs, call, problem = _planned(q, k, v, causal, scale, layout, modifiers, tensors)
-        on = gpu_of(q)
-        self.index = q.device.index
-        self.dtype = q.dtype
-        self.bound: BoundCall | None = None
-        # What knows the next call of this signature at once, without gradients and with them: see operators/plans.py.
-        self.before: Any = None
-        self.before_differentiable: Any = None
-        self.met = True  # whether it has run a call
+        position = seed_position(modifiers.names)
+        shapes, call, problem = _planned(q, k, v, causal, scale, layout, modifiers, tensors)
+        on, bound = gpu_of(q), None
         if call is None:
             families_for(problem, on.device.target)
         else:
-            self.bound = bind_chosen(call, on) if kernel is None else BoundCall(kernel, call)
-            require_context(self.index)
-        self.run = _runner(self.index, self.dtype, self.outputs, self.bound, self._seed_position)
+            bound = bind_chosen(call, on) if kernel is None else BoundCall(kernel, call)
+            require_context(q.device.index)
+        super().__init__(_runner(q.device.index, q.dtype, bound, position), (shapes, bound and bound.numbers), bound)
 
-    def numbers(
-        self, q: Any, k: Any, v: Any, causal: bool, scale: float | None, layout: str, modifiers: Given, tensors: Sequence[Any]
-    ) -> tuple[Any, ...]:
-        """What `with_numbers` takes of another call: of the arguments of `Plan`, with `SizedTensor`s."""
-        if self._seed_position is not None:
-            modifiers, tensors = with_seed(modifiers, tensors, q.new_empty((), dtype=torch.int64))
-        outputs, call, _ = _planned(q, k, v, causal, scale, layout, modifiers, tensors)
-        assert call is not None
-        assert self.bound is not None
-        return tuple(outputs), *chosen_numbers(call, self.bound)
-
-    def with_numbers(self, outputs: tuple[Any, ...], *of_bound: Any) -> Plan:
-        """The plan of a call that differs from this plan's in `numbers` alone."""
-        assert self.bound is not None
-        other = object.__new__(Plan)
-        other.__dict__.update(self.__dict__)
-        other.before, other.before_differentiable, other.met = None, None, False
-        other.outputs, other.bound = _Outputs(*outputs), self.bound.with_numbers(*of_bound)
-        other.run = _runner(self.index, self.dtype, other.outputs, other.bound, self._seed_position)
-        return other
-
-
-class _Outputs(NamedTuple):
-    """Sizes and strides of out and lse, both dense; strides_by_axis: those of out along (batch, length, head, column)."""
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    strides_by_axis: tuple[int, ...]
-    lse_shape: tuple[int, ...]
-    lse_strides: tuple[int, ...]
-
-
-def _outputs(q: Any, width: int, layout: str) -> _Outputs:
-    """Of a call with this q, whose v has this width."""
-    (row, head), of_q = LAYOUTS[layout], q.shape
-    out, lse = (*of_q[:3], width), (of_q[0], of_q[head], of_q[row])
-    steps = dense_strides(out, q, layout)
-    return _Outputs(out, steps, ordered_strides(out, steps, layout), lse, dense(lse))
+    def numbers_of(self, *arguments: Any) -> tuple[Any, ...]:
+        """`numbers` of another call: of the arguments of `Plan`, with `SizedTensor`s."""
+        shapes, call, _ = _planned(*arguments)
+        return shapes, chosen_numbers(call, self.bound)
 
 
 def _planned(
     q: Any, k: Any, v: Any, causal: bool, scale: float | None, layout: str, modifiers: Given, tensors: Sequence[Any]
-) -> tuple[_Outputs, Call | None, Problem]:
+) -> tuple[Shapes, Call | None, Problem]:
     """Of tensors, which are checked, or `SizedTensor`s; no call where there is nothing to compute."""
+    if seed_position(modifiers.names) is not None:
+        modifiers, tensors = with_seed(modifiers, tensors, q.new_empty((), dtype=torch.int64))
     problem = check_call(q, k, v, causal, scale, layout, modifiers, tensors)
-    outputs = _outputs(q, v.shape[3], layout)
-    if not math.prod(outputs.lse_shape):
-        return outputs, None, problem
-    of_q, of_k, of_v = axis_strides(q, layout), axis_strides(k, layout), axis_strides(v, layout)
-    strides = {"q": of_q, "k": of_k, "v": of_v, "out": outputs.strides_by_axis, "lse": outputs.lse_strides}
+    row, head = LAYOUTS[layout]
+    out, lse = (*q.shape[:3], v.shape[3]), (q.shape[0], q.shape[head], q.shape[row])
+    shapes = out, dense_strides(out, q, layout), lse, dense(lse)
+    if not math.prod(lse):
+        return shapes, None, problem
+    strides = {"q": axis_strides(q, layout), "k": axis_strides(k, layout), "v": axis_strides(v, layout)}
+    strides |= {"out": ordered_strides(out, shapes[1], layout), "lse": shapes[3]}
     if tensors:
         strides |= tensor_strides(problem, tensors)
-    return outputs, attention_call(problem, workload_of(q, k, layout, modifiers), strides, scale, modifiers.numbers), problem
+    return shapes, attention_call(problem, workload_of(q, k, layout, modifiers), strides, scale, modifiers.numbers), problem
 
 
-def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall | None, seed_position: int | None = None) -> Run:
-    """`Plan.run` on this device; `bound`: None where there is nothing to compute; `seed_position`: where it draws one, see there.
+def _runner(index: int, dtype: torch.dtype, bound: BoundCall | None, seed_position: int | None = None) -> Run:
+    """`Plan.run` on this device, which takes numbers first.
 
+    bound: None where there is nothing to compute; seed_position: where it draws one, see `Plan`
     A function that holds what it needs: to call an object and look up what that holds costs each call some tenths of a microsecond.
     """
     enqueue = None if bound is None else bound.enqueue
-    shape, strides, lse_shape, lse_strides = outputs.shape, outputs.strides, outputs.lse_shape, outputs.lse_strides
 
     def run(
-        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool, *tensors: torch.Tensor
+        numbers: tuple[Shapes, Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if current_device() != index:
             with torch.cuda.device(index):
-                return _runner(index, dtype, outputs, bound, seed_position)(q, k, v, with_lse, *tensors)
+                return _runner(index, dtype, bound, seed_position)(numbers, q, k, v, with_lse, *tensors)
+        (shape, strides, lse_shape, lse_strides), of_bound = numbers
         out = empty_strided(shape, strides, dtype)
         lse = empty_strided(lse_shape, lse_strides, torch.float32) if with_lse else None
         if enqueue is not None:
@@ -158,13 +125,13 @@ def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall 
                 _seeds, _, at_seed = next_seed(index, stream)  # the name keeps the memory until the kernel is in the stream
                 if others is not None:
                     others.insert(seed_position, at_seed)
-                    enqueue(stream, at_q, at_k, at_v, out.data_ptr(), at_lse, *others)
+                    enqueue(of_bound, stream, at_q, at_k, at_v, out.data_ptr(), at_lse, *others)
                 else:
-                    enqueue(stream, at_q, at_k, at_v, out.data_ptr(), at_lse, at_seed)
+                    enqueue(of_bound, stream, at_q, at_k, at_v, out.data_ptr(), at_lse, at_seed)
             elif tensors:
-                enqueue(stream, at_q, at_k, at_v, out.data_ptr(), at_lse, *addresses_of_tensors(tensors))
+                enqueue(of_bound, stream, at_q, at_k, at_v, out.data_ptr(), at_lse, *addresses_of_tensors(tensors))
             else:
-                enqueue(stream, at_q, at_k, at_v, out.data_ptr(), at_lse)
+                enqueue(of_bound, stream, at_q, at_k, at_v, out.data_ptr(), at_lse)
         elif seed_position is not None:
             next_seed(index, current_stream(index))  # as calls with gradients do: else a checkpoint's second run would have other seeds
         return out, lse
@@ -172,7 +139,7 @@ def _runner(index: int, dtype: torch.dtype, outputs: _Outputs, bound: BoundCall 
     return run
 
 
-untraced(_runner(0, torch.bfloat16, _Outputs((), (), (), (), ()), None))  # marks the code, which all that it returns share
+untraced(_runner(0, torch.bfloat16, None))  # marks the code, which all that it returns share
 
 
 def gpu_of(tensor: torch.Tensor, name: str = "q") -> Gpu:
@@ -192,11 +159,13 @@ def bind_chosen(call: Call, on: Gpu) -> BoundCall:
     return BoundCall(choose_kernel(call.problem, call.workload, on, excluded_families(call, on.device.target)), call)
 
 
-def chosen_numbers(call: Call, bound: BoundCall) -> tuple[Any, ...]:
+def chosen_numbers(call: Call | None, bound: BoundCall | None) -> Any:
     """`BoundCall.numbers` of a call of `Size`s. Raises TypeError where the selection need not choose the kernel for other ones."""
+    assert call is not None
+    assert bound is not None
     if not loaded.kernels.chooses_alike(bound.launch.kernel, call.problem, bound.workload, call.workload):
         raise TypeError(f"kernel of {bound.workload.name} does not follow from the bucket")
-    return bound.numbers(call)
+    return bound.numbers_of(call)
 
 
 def choose_kernel(problem: Problem, workload: Workload, on: Gpu, excluded: frozenset[str], any_length: bool = False) -> Kernel:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,6 +33,7 @@ from .asked import addresses_of_tensors, gradient_strides, have_gradients, tenso
 from .bound import BoundCall
 from .gpu import bind_chosen, chosen_numbers, current_device, current_stream, require_context
 from .laid_out import dense_strides
+from .sized_plan import SizedPlan
 from .untraced import untraced
 
 logger = logging.getLogger("flashgen")
@@ -178,8 +180,15 @@ def shapes_of_gradients(
     return tuple(found), 0 if of_tensors else len(having)
 
 
-class GradientPlan:
-    """Everything about a call of the backward pass that its signature decides. Its tensors are `usable`."""
+class GradientPlan(SizedPlan):
+    """Of a call of the backward pass, whose tensors are `usable`: see SizedPlan.
+
+    run: given q, k, v, out, lse, d_out, d_lse or None, and the modifiers' tensors, allocates the gradients, dense, and enqueues the kernels
+    on the current stream
+    """
+
+    __slots__ = ()
+    run: Callable[..., Gradients]
 
     def __init__(
         self,
@@ -199,63 +208,60 @@ class GradientPlan:
         of_tensors: bool = False,
     ) -> None:
         """Checks the arguments and binds the selection's kernel."""
-        self.shapes, self.absent, call = _planned(
+        shapes, absent, call = _planned(
             q, k, v, out, lse, d_out, d_lse, causal, scale, layout, deterministic, modifiers, tensors, of_tensors
         )
         if q.device.type != "cuda":
             raise ArgumentError(f"q must be on a CUDA device; got {q.device}")
-        self.index = q.device.index
-        self.bound: BoundCall | None = None
+        index, bound = q.device.index, None
         if call is not None:
-            self.bound = bind_chosen(call, gpu(self.index))
-            require_context(self.index)
+            bound = bind_chosen(call, gpu(index))
+            require_context(index)
+        super().__init__(partial(_run, index, absent, bound), (shapes, bound and bound.numbers), bound)
 
-    def numbers(self, *arguments: Any) -> tuple[Any, ...]:
-        """What `with_numbers` takes of another call: of the arguments of `GradientPlan`, with `SizedTensor`s."""
+    def numbers_of(self, *arguments: Any) -> tuple[Any, ...]:
+        """`numbers` of another call: of the arguments of `GradientPlan`, with `SizedTensor`s."""
         shapes, _, call = _planned(*arguments)
-        assert call is not None
-        assert self.bound is not None
-        return shapes, *chosen_numbers(call, self.bound)
-
-    def with_numbers(self, shapes: tuple[Any, ...], *of_bound: Any) -> GradientPlan:
-        """The plan of a call that differs from this plan's in `numbers` alone."""
-        assert self.bound is not None
-        other = object.__new__(GradientPlan)
-        other.shapes, other.absent, other.index, other.bound = shapes, self.absent, self.index, self.bound.with_numbers(*of_bound)
-        return other
+        return shapes, chosen_numbers(call, self.bound)
 
     @property
     def problem(self) -> Problem | None:
         """What the bound kernel computes."""
         return self.bound.launch.kernel.spec.problem if self.bound is not None else None
 
-    @untraced
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        d_out: torch.Tensor,
-        d_lse: torch.Tensor | None,
-        *tensors: torch.Tensor,
-    ) -> Gradients:
-        """Allocates the gradients, and enqueues the kernels on the current stream."""
-        if current_device() != self.index:
-            with torch.cuda.device(self.index):
-                return self(q, k, v, out, lse, d_out, d_lse, *tensors)
-        if self.bound is None:
-            return tuple(empty_strided(*each).zero_() for each in self.shapes)
-        d_q, d_k, d_v, *others = found = tuple(empty_strided(*each) for each in self.shapes)
-        at_others = [other.data_ptr() for other in others] or [0] * self.absent
-        addresses = [t.data_ptr() for t in (q, k, v, out, d_out)]
-        if any(address % ALIGNMENT or not address for address in addresses):
-            require_memory(q, k, v, out=out, d_out=d_out)
-        at_q, at_k, at_v, at_out, at_d_out = addresses
-        self.bound.enqueue(
-            current_stream(self.index),
-            *(at_q, at_k, at_v, at_out, lse.data_ptr(), at_d_out, 0 if d_lse is None else d_lse.data_ptr()),
-            *(d_q.data_ptr(), d_k.data_ptr(), d_v.data_ptr(), *addresses_of_tensors(tensors), *at_others),
-        )
-        return found
+
+@untraced
+def _run(
+    index: int,
+    absent: int,
+    bound: BoundCall | None,
+    numbers: tuple[Any, Any],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    d_out: torch.Tensor,
+    d_lse: torch.Tensor | None,
+    *tensors: torch.Tensor,
+) -> Gradients:
+    """`GradientPlan.run` on this device. absent: how many gradients are not wanted; bound: None where all gradients are 0."""
+    if current_device() != index:
+        with torch.cuda.device(index):
+            return _run(index, absent, bound, numbers, q, k, v, out, lse, d_out, d_lse, *tensors)
+    shapes, of_bound = numbers
+    if bound is None:
+        return tuple(empty_strided(*each).zero_() for each in shapes)
+    d_q, d_k, d_v, *others = found = tuple(empty_strided(*each) for each in shapes)
+    at_others = [other.data_ptr() for other in others] or [0] * absent
+    addresses = [t.data_ptr() for t in (q, k, v, out, d_out)]
+    if any(address % ALIGNMENT or not address for address in addresses):
+        require_memory(q, k, v, out=out, d_out=d_out)
+    at_q, at_k, at_v, at_out, at_d_out = addresses
+    bound.enqueue(
+        of_bound,
+        current_stream(index),
+        *(at_q, at_k, at_v, at_out, lse.data_ptr(), at_d_out, 0 if d_lse is None else d_lse.data_ptr()),
+        *(d_q.data_ptr(), d_k.data_ptr(), d_v.data_ptr(), *addresses_of_tensors(tensors), *at_others),
+    )
+    return found

@@ -29,7 +29,7 @@ def run_once(kernel: Kernel, tensors: Tensors, scalars: Mapping[str, float] | No
     with torch.cuda.device(kernel.gpu.ordinal):
         if any(tensor.numel() for tensor in tensors.outputs.values()):
             bound = BoundCall(kernel, tensors.call(scalars))
-            bound.enqueue(torch.cuda.current_stream().cuda_stream, *addresses_of(kernel.operands, tensors))
+            bound(torch.cuda.current_stream().cuda_stream, *addresses_of(kernel.operands, tensors))
         done = torch.cuda.Event()
         done.record()
     deadline = time.monotonic() + FIRST_LAUNCH_LIMIT

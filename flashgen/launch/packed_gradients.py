@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from .bound import BoundCall
 from .gradients import Gradients, require_results_of, shapes_of_gradients
 from .packed_arguments import PackedTokens, check_packed_call, packed_workload
 from .packed_plan import token_strides
+from .sized_plan import SizedPlan
 from .untraced import untraced
 
 
@@ -102,8 +104,15 @@ def _planned(
     return *shapes_of_gradients((q, k, v), modifiers, tensors, of_tensors), None if all_are_zero(call) else call
 
 
-class PackedGradientPlan:
-    """Everything about a call of the backward pass that its signature decides. Its tensors are `usable`."""
+class PackedGradientPlan(SizedPlan):
+    """Of a call of the backward pass, whose tensors are `usable`: see SizedPlan.
+
+    run: given q, k, v, out, lse, d_out, d_lse or None, tokens, and the modifiers' tensors, allocates the gradients, dense, and enqueues the
+    kernels on the current stream
+    """
+
+    __slots__ = ()
+    run: Callable[..., Gradients]
 
     def __init__(
         self,
@@ -123,54 +132,49 @@ class PackedGradientPlan:
         of_tensors: bool = False,
     ) -> None:
         """Checks the arguments and binds the selection's kernel. of_tensors: whether gradients of modifiers' tensors are given, too."""
-        self.shapes, unwanted, call = _planned(
+        shapes, unwanted, call = _planned(
             q, k, v, out, lse, d_out, d_lse, tokens, causal, scale, deterministic, modifiers, tensors, of_tensors
         )
         on = gpu.gpu_of(q)
-        self.index = q.device.index
-        self.unwanted = (0,) * unwanted
-        self.bound: BoundCall | None = None
+        index, bound = q.device.index, None
         if call is not None:
-            self.bound = gpu.bind_chosen(call, on)
-            gpu.require_context(self.index)
+            bound = gpu.bind_chosen(call, on)
+            gpu.require_context(index)
+        super().__init__(partial(_run, index, unwanted, bound), (shapes, bound and bound.numbers), bound)
 
-    def numbers(self, *arguments: Any) -> tuple[Any, ...]:
-        """What `with_numbers` takes of another call: of the arguments of `PackedGradientPlan`, with `SizedTensor`s."""
+    def numbers_of(self, *arguments: Any) -> tuple[Any, ...]:
+        """`numbers` of another call: of the arguments of `PackedGradientPlan`, with `SizedTensor`s."""
         shapes, _, call = _planned(*arguments)
-        assert call is not None
-        assert self.bound is not None
-        return shapes, *gpu.chosen_numbers(call, self.bound)
+        return shapes, gpu.chosen_numbers(call, self.bound)
 
-    def with_numbers(self, shapes: tuple[Any, ...], *of_bound: Any) -> PackedGradientPlan:
-        """The plan of a call that differs from this plan's in `numbers` alone."""
-        assert self.bound is not None
-        other = object.__new__(PackedGradientPlan)
-        other.shapes, other.unwanted, other.index, other.bound = shapes, self.unwanted, self.index, self.bound.with_numbers(*of_bound)
-        return other
 
-    @untraced
-    def __call__(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        out: torch.Tensor,
-        lse: torch.Tensor,
-        d_out: torch.Tensor,
-        d_lse: torch.Tensor | None,
-        tokens: PackedTokens,
-        *tensors: torch.Tensor,
-    ) -> Gradients:
-        """Allocates the gradients, dense, and enqueues the kernels on the current stream."""
-        if gpu.current_device() != self.index:
-            with torch.cuda.device(self.index):
-                return self(q, k, v, out, lse, d_out, d_lse, tokens, *tensors)
-        if self.bound is None:
-            return tuple(torch.zeros(shape, dtype=dtype, device=q.device) for shape, _, dtype in self.shapes)
-        found = tuple(gpu.empty_strided(*each) for each in self.shapes)
-        if any(t.data_ptr() % ALIGNMENT or not t.data_ptr() for t in (q, k, v, out, d_out)):
-            require_memory(q, k, v, out=out, d_out=d_out)
-        given = (q, k, v, out, lse, d_out, d_lse, *found[:3], *tokens[:4], *tensors, *found[3:])
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in given]
-        self.bound.enqueue(gpu.current_stream(self.index), *addresses, *self.unwanted)
-        return found
+@untraced
+def _run(
+    index: int,
+    unwanted: int,
+    bound: BoundCall | None,
+    numbers: tuple[Any, Any],
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    d_out: torch.Tensor,
+    d_lse: torch.Tensor | None,
+    tokens: PackedTokens,
+    *tensors: torch.Tensor,
+) -> Gradients:
+    """`PackedGradientPlan.run` on this device. unwanted: how many gradients are; bound: None where all gradients are 0."""
+    if gpu.current_device() != index:
+        with torch.cuda.device(index):
+            return _run(index, unwanted, bound, numbers, q, k, v, out, lse, d_out, d_lse, tokens, *tensors)
+    shapes, of_bound = numbers
+    if bound is None:
+        return tuple(torch.zeros(shape, dtype=dtype, device=q.device) for shape, _, dtype in shapes)
+    found = tuple(gpu.empty_strided(*each) for each in shapes)
+    if any(t.data_ptr() % ALIGNMENT or not t.data_ptr() for t in (q, k, v, out, d_out)):
+        require_memory(q, k, v, out=out, d_out=d_out)
+    given = (q, k, v, out, lse, d_out, d_lse, *found[:3], *tokens[:4], *tensors, *found[3:])
+    addresses = [0 if tensor is None else tensor.data_ptr() for tensor in given]
+    bound.enqueue(of_bound, gpu.current_stream(index), *addresses, *(0,) * unwanted)
+    return found

@@ -19,21 +19,25 @@ from . import gpu
 from .arguments import ALIGNMENT, require_memory
 from .asked import tensor_strides
 from .bound import BoundCall
+from .gpu import Shapes
 from .packed_arguments import PackedTokens, check_packed_call, packed_workload
+from .sized_plan import SizedPlan
 from .untraced import untraced
 
 PackedTensors = tuple[Any, ...]  # q, k, v, those of `PackedTokens`, None for one that is not there, then of modifiers
 OF_MODIFIERS = 7  # the first of them that is of a modifier
 PackedRun = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]  # whether to give lse; `PackedTensors`
-Shapes = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]  # sizes and strides of out, and those of lse
 _address = torch.Tensor.data_ptr  # each call asks
 
 
-class PackedPlan:
-    """Everything about a call that its signature decides.
+class PackedPlan(SizedPlan):
+    """See SizedPlan.
 
     run: given whether lse is wanted, and all tensors, allocates out, and lse, both dense, and enqueues the kernel on the current stream
     """
+
+    __slots__ = ()
+    run: PackedRun
 
     def __init__(
         self,
@@ -49,28 +53,15 @@ class PackedPlan:
         """Checks the arguments and binds the kernel that the selection chooses."""
         shapes, call, problem = _planned(q, k, v, tokens, causal, scale, modifiers, tensors)
         on = gpu.gpu_of(q)
-        self._of_q = q.device.index, q.dtype
-        self.before: Any = None  # what knows the next call of this signature at once: see operators/packed.py
-        self.met = True  # whether it has run a call
         families_for(problem, on.device.target)
-        self.bound = None if call is None else gpu.bind_chosen(call, on)
-        self.run = _runner(*self._of_q, shapes, self.bound)
+        bound = None if call is None else gpu.bind_chosen(call, on)
+        super().__init__(_runner(q.device.index, q.dtype, bound), (shapes, bound and bound.numbers), bound)
         gpu.require_context(q.device.index)
 
-    def numbers(self, *arguments: Any) -> tuple[Any, ...]:
-        """What `with_numbers` takes of another call: of the arguments of `PackedPlan`, with `SizedTensor`s."""
+    def numbers_of(self, *arguments: Any) -> tuple[Any, ...]:
+        """`numbers` of another call: of the arguments of `PackedPlan`, with `SizedTensor`s."""
         shapes, call, _ = _planned(*arguments)
-        assert call is not None
-        assert self.bound is not None
-        return shapes, *gpu.chosen_numbers(call, self.bound)
-
-    def with_numbers(self, shapes: Shapes, *of_bound: Any) -> PackedPlan:
-        """The plan of a call that differs from this plan's in `numbers` alone."""
-        assert self.bound is not None
-        other = object.__new__(PackedPlan)
-        other._of_q, other.before, other.met, other.bound = self._of_q, None, False, self.bound.with_numbers(*of_bound)
-        other.run = _runner(*self._of_q, shapes, other.bound)
-        return other
+        return shapes, gpu.chosen_numbers(call, self.bound)
 
 
 def _planned(
@@ -93,13 +84,13 @@ def token_strides(sizes: Sequence[int], strides: Sequence[int]) -> tuple[int, in
     return strides[0] if sizes[0] > 1 else 0, strides[1] if sizes[1] > 1 else 0, 1
 
 
-def _runner(index: int, dtype: torch.dtype, shapes: Shapes, bound: BoundCall | None) -> PackedRun:
-    """`PackedPlan.run`. bound: None where there is no sequence."""
+def _runner(index: int, dtype: torch.dtype, bound: BoundCall | None) -> PackedRun:
+    """`PackedPlan.run`, which takes numbers first. bound: None where there is no sequence."""
     enqueue = None if bound is None else bound.enqueue
-    out_shape, out_strides, lse_shape, lse_strides = shapes
     empty_strided, current_device, current_stream = gpu.empty_strided, gpu.current_device, gpu.current_stream
 
     def run(
+        numbers: tuple[Shapes, Any],
         with_lse: bool,
         q: torch.Tensor,
         k: torch.Tensor,
@@ -112,7 +103,8 @@ def _runner(index: int, dtype: torch.dtype, shapes: Shapes, bound: BoundCall | N
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         if current_device() != index:
             with torch.cuda.device(index):
-                return _runner(index, dtype, shapes, bound)(with_lse, q, k, v, of_q, of_kv, used_q, used_kv, *of_modifiers)
+                return _runner(index, dtype, bound)(numbers, with_lse, q, k, v, of_q, of_kv, used_q, used_kv, *of_modifiers)
+        (out_shape, out_strides, lse_shape, lse_strides), of_bound = numbers
         out = empty_strided(out_shape, out_strides, dtype)
         lse = empty_strided(lse_shape, lse_strides, torch.float32) if with_lse else None
         if enqueue is None:
@@ -129,10 +121,11 @@ def _runner(index: int, dtype: torch.dtype, shapes: Shapes, bound: BoundCall | N
         if not (at_of_q and at_of_kv and (at_used_q or used_q is None) and (at_used_kv or used_kv is None)) or 0 in others:
             raise ArgumentError("cu_seqlens, seqused and tensors of modifiers must have storages that hold their elements; got one without")
         at_lse = 0 if lse is None else lse.data_ptr()
-        enqueue(current_stream(index), at_q, at_k, at_v, out.data_ptr(), at_lse, at_of_q, at_of_kv, at_used_q, at_used_kv, *others)
+        of_tokens, stream = (at_of_q, at_of_kv, at_used_q, at_used_kv), current_stream(index)
+        enqueue(of_bound, stream, at_q, at_k, at_v, out.data_ptr(), at_lse, *of_tokens, *others)
         return out, lse
 
     return run
 
 
-untraced(_runner(0, torch.bfloat16, ((), (), (), ()), None))  # marks the code, which all that it returns share
+untraced(_runner(0, torch.bfloat16, None))  # marks the code, which all that it returns share

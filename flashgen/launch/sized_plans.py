@@ -9,7 +9,7 @@ are what they were. Which entries of shapes and strides are sizes follows from t
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -18,6 +18,7 @@ from flashgen.codegen.sizes import function_of_sizes
 
 from ..selection import loaded
 from .private_names import form_guard, knows_tensors
+from .sized_plan import SizedPlan
 from .sized_tensor import SizedTensor
 
 # Plans that a form keeps, of sizes that come again, and sizes that it remembers for that. If it kept those that come once, each would in
@@ -33,21 +34,12 @@ Numbers = tuple[Any, ...]
 _Entries = frozenset[tuple[int, int, int]]  # each of which tensor, 0 for its shape or 1 for its strides, and of which dimension
 
 
-class Sized(Protocol):
-    """A plan. It has a kernel, unless there is nothing to compute, and then nobody learns from it."""
-
-    bound: Any
-
-    def with_numbers(self, *numbers: Any) -> Any:
-        """The plan of another call, by what planning gives for it."""
-
-
 class _Way:
     """A plan, and the function that gives the numbers of another one. sources: what holds as long as these do."""
 
     __slots__ = ("numbers", "plan", "sources")
 
-    def __init__(self, plan: Sized, numbers: Callable[..., Numbers | None], sources: Any) -> None:
+    def __init__(self, plan: SizedPlan, numbers: Callable[..., Numbers | None], sources: Any) -> None:
         self.plan, self.numbers, self.sources = plan, numbers, sources
 
 
@@ -114,7 +106,7 @@ class _Form:
                 if way.sources != sources:
                     self.ways.clear()
                     return None
-                plan = way.plan.with_numbers(*found)
+                plan = way.plan.with_numbers(found)
             except (ArithmeticError, ArgumentError):  # planning it in full says what is wrong
                 continue
             if at:
@@ -135,7 +127,7 @@ class _Form:
         return plan
 
     def learn(
-        self, tensors: Sequence[torch.Tensor], numbers: Numbers, plan: Sized, planned: Callable[..., Numbers], varying: _Entries
+        self, tensors: Sequence[torch.Tensor], numbers: Numbers, plan: SizedPlan, planned: Callable[..., Numbers], varying: _Entries
     ) -> None:
         """Adds the way of a plan that was made in full. planned: see `SizedPlans.learn`."""
         sizes = self.sizes(tensors, numbers)
@@ -199,11 +191,11 @@ class SizedPlans:
         return None
 
     def learn(
-        self, options: Hashable, tensors: Sequence[torch.Tensor], plan: Sized, planned: Callable[..., Numbers], numbers: Numbers = ()
+        self, options: Hashable, tensors: Sequence[torch.Tensor], plan: SizedPlan, planned: Callable[..., Numbers], numbers: Numbers = ()
     ) -> None:
         """Remembers a plan that was made in full: the second of a kind, and each further one, gives a way to others.
 
-        planned: what `plan.with_numbers` takes of `SizedTensor`s in place of the tensors, and of such numbers
+        planned: what `plan.with_numbers` takes, of `SizedTensor`s in place of the tensors, and of such numbers
         """
         if not knows_tensors or plan.bound is None or not {*map(type, numbers)} <= {int, type(None)}:
             return

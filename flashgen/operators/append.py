@@ -55,7 +55,7 @@ def _new_plan(key: tuple[Any, ...], tensors: AppendTensors, flags: tuple[bool, b
     def planned(found: Sequence[Any], _: Any) -> tuple[Any, ...]:
         left = iter(found)
         every: list[Any] = [next(left) if has else None for has in is_there]
-        return plan.numbers(AppendTensors(*every), *flags)
+        return plan.numbers_of(AppendTensors(*every), *flags)
 
     plans.sized_plans("append", 2).learn(options, there, plan, planned)
     return plans.kept(_plans(), key, plan)

@@ -142,12 +142,12 @@ def _new_plan(key: tuple[Any, ...], tensors: Sequence[torch.Tensor], options: Ca
         def planned(found: Sequence[Any], _: Any) -> tuple[Any, ...]:
             there = options.appended(len(found))
             own = cached_checks(_of_attention(found, there, lambda q: q.new_empty(q.shape)), _without_append(options))
-            return appending.numbers(own, (there.of_append(found), options.rotary_interleaved, options.by_query))
+            return appending.numbers_of(own, (there.of_append(found), options.rotary_interleaved, options.by_query))
     else:
         plan = cached = CachedPlan(*cached_checks(tensors, options))
 
         def planned(found: Sequence[Any], _: Any) -> tuple[Any, ...]:
-            return cached.numbers(*cached_checks(found, options))
+            return cached.numbers_of(*cached_checks(found, options))
 
     plans.sized_plans("cached").learn(_sized(tensors, tuple(options)), tensors, plan, planned)
     return plans.kept(_plans(), key, plan)

@@ -31,7 +31,7 @@ def gradient_plan_for(*arguments: Any) -> GradientPlan:
 
         def planned(found: Sequence[Any], _: Any) -> tuple[Any, ...]:
             first = 6 + len(of_lse)
-            return plan.numbers(*found[:6], *(found[6:first] or (None,)), *options, found[first:], of_tensors)
+            return plan.numbers_of(*found[:6], *(found[6:first] or (None,)), *options, found[first:], of_tensors)
 
         sized.learn(known, there, plan, planned)
         plans.kept(every, key, plan)

@@ -45,7 +45,7 @@ attention_tensors_backward = torch.ops.flashgen.attention_tensors_backward.defau
 def backward_on_gpu(*arguments: Any, of_tensors: bool = False) -> Gradients:
     """The operators on a GPU. of_tensors: whether gradients of modifiers' tensors are asked for, behind the others."""
     tensors, (*options, modifiers, others) = _usable(*arguments[:7]), _decided(*arguments[7:])
-    return gradient_plan_for(*tensors, *options, modifiers, others, of_tensors)(*tensors, *others)
+    return gradient_plan_for(*tensors, *options, modifiers, others, of_tensors).run(*tensors, *others)
 
 
 @untraced

@@ -162,7 +162,7 @@ def _new_plan(key: tuple[Any, ...], tensors: PackedTensors, options: PackedOptio
     def planned(found: Sequence[Any], lengths: Any) -> tuple[Any, ...]:
         left = iter(found)
         every = tuple(next(left) if is_there else None for is_there in are_there)
-        return plan.numbers(*_checks(every, options._replace(max_seqlen_q=lengths[0], max_seqlen_kv=lengths[1])))
+        return plan.numbers_of(*_checks(every, options._replace(max_seqlen_q=lengths[0], max_seqlen_kv=lengths[1])))
 
     plans.sized_plans("packed").learn(known, there, plan, planned, numbers)
     return plans.kept(_plans(), key, plan)

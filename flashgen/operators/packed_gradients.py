@@ -84,7 +84,7 @@ def _usable(given: tuple[Any, ...]) -> tuple[Any, ...]:
 def _backward_on_gpu(*arguments: Any, of_tensors: bool = False) -> Gradients:
     """of_tensors: whether gradients of modifiers' tensors are asked for, behind the others."""
     given = _usable(_decided(arguments))
-    return _plan_for(of_tensors, *given)(*given[:8], *given[12])
+    return _plan_for(of_tensors, *given).run(*given[:8], *given[12])
 
 
 def _plan_for(of_tensors: bool, *given: Any) -> PackedGradientPlan:
@@ -106,7 +106,7 @@ def _plan_for(of_tensors: bool, *given: Any) -> PackedGradientPlan:
             left = iter(found)
             all_of_them: list[Any] = [next(left) if has else None for has in is_there]
             of_tokens = PackedTokens(*all_of_them[7:11], *lengths)
-            return plan.numbers(*all_of_them[:7], of_tokens, *given[8:12], all_of_them[11:], of_tensors)
+            return plan.numbers_of(*all_of_them[:7], of_tokens, *given[8:12], all_of_them[11:], of_tensors)
 
         sized.learn(options, there, plan, planned, tokens[4:])
         plans.kept(known, key, plan)

@@ -273,7 +273,7 @@ def _new_plan(
     plan = Plan(q, k, v, causal, scale, layout, modifiers, tensors)
 
     def planned(found: Sequence[Any], _: Any) -> tuple[Any, ...]:
-        return plan.numbers(found[0], found[1], found[2], causal, scale, layout, modifiers, found[3:])
+        return plan.numbers_of(found[0], found[1], found[2], causal, scale, layout, modifiers, found[3:])
 
     sized_plans("plans").learn((causal, scale, layout, modifiers, loaded.kernels.generation), (q, k, v, *tensors), plan, planned)
     return kept(plans, key, plan)

@@ -67,7 +67,7 @@ class Bench:
         stream = torch.cuda.current_stream
 
         def launch(i: int) -> None:
-            bound.enqueue(stream().cuda_stream, *addresses[i])
+            bound(stream().cuda_stream, *addresses[i])
 
         return Timer(launch, len(addresses), round_seconds)
 

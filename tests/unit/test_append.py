@@ -272,10 +272,12 @@ def test_flops_are_counted() -> None:
 class Bound:
     """What a call is bound to: it keeps the call, and what it is given."""
 
+    numbers = None
+
     def __init__(self, call: Call) -> None:
         self.call, self.given = call, list[tuple[int, ...]]()
 
-    def enqueue(self, *given: int) -> None:
+    def enqueue(self, _: None, *given: int) -> None:
         self.given.append(given)
 
 

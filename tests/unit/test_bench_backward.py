@@ -184,7 +184,7 @@ class Recorded:
     def __init__(self) -> None:
         self.addresses: tuple[int, ...] = ()
 
-    def enqueue(self, stream: int, *addresses: int) -> None:
+    def __call__(self, stream: int, *addresses: int) -> None:
         self.addresses = addresses
 
 

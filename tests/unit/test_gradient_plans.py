@@ -65,16 +65,16 @@ def test_a_call_is_bound_to_a_kernel_and_has_its_buffers(d: int, family: str, me
     assert plan.problem is not None
     assert plan.problem.name == f"backward_bf16_d{d}_causal"
     assert plan.bound.launch.kernel.spec.family.name == family
-    launched: list[tuple[int, ...]] = []
+    launched: list[tuple[Any, ...]] = []
     enqueue = plan.bound.launch.enqueue
 
-    def noted(*addresses: int) -> None:
-        launched.append(addresses)
-        enqueue(*addresses)
+    def noted(*given: Any) -> None:
+        launched.append(given)
+        enqueue(*given)
 
     plan.bound.launch.enqueue = noted
-    found = plan(*arguments[:7])
-    ((_, *addresses),) = launched
+    found = plan.run(*arguments[:7])
+    ((_, _, *addresses),) = launched
     q, k, v, out, lse, d_out, _ = arguments[:7]
     wanted = [q, k, v, out, lse, d_out]
     assert addresses[:7] == [*(tensor.data_ptr() for tensor in wanted), 0]

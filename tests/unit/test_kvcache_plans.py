@@ -235,10 +235,12 @@ def test_a_plan_is_made_anew_once_another_kernel_may_be_the_right_one(monkeypatc
 class Bound:
     """What a call is bound to: it keeps the call, and what it is given."""
 
+    numbers = None
+
     def __init__(self, call: Call) -> None:
         self.call, self.given = call, list[tuple[int, ...]]()
 
-    def enqueue(self, *given: int) -> None:
+    def enqueue(self, _: None, *given: int) -> None:
         self.given.append(given)
 
 

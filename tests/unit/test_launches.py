@@ -309,11 +309,11 @@ def test_launches_of_other_sizes_take_turns_in_one_memory(cu: FakeDriver, family
         alone.bind(programs[turn])(77, *addresses)
         assert found == ctypes.string_at(cu.launches[-1].at, block.size)
         assert cu.launches[-1].shape == shared.shape
-    assert len({launch._bound[0].memory.arguments for launch in launches}) == 1
+    assert len({launch.memories[0].arguments for launch in launches}) == 1
 
 
 def test_threads_have_memories_of_their_own(cu: FakeDriver) -> None:
     loaded = load("attention_forward_sm90")
     with ThreadPoolExecutor(1) as other:
         theirs = other.submit(bind, loaded).result()
-    assert bind(loaded)._bound[0].memory is not theirs._bound[0].memory
+    assert bind(loaded).memories[0] is not theirs.memories[0]

@@ -139,7 +139,7 @@ def test_a_call_like_one_before_but_for_the_keys_of_k_or_of_v_is_no_new_length(c
         plan(memory[:, :9002], memory[:, :9003])
     with pytest.raises(ArgumentError, match=r"^v must have k's number of heads 8; got 4$"):
         plan(memory[:, :9002], memory[:, :9002, :4])
-    assert plan(memory[:, :9002], memory[:, :9002, :, :64]).outputs.shape == (1, 1, 32, 64)
+    assert plan(memory[:, :9002], memory[:, :9002, :, :64]).numbers[0][0] == (1, 1, 32, 64)
     assert plan(memory[:, :1], memory[:, :1]) is not plan(memory[:, :9002], memory[:, :9002])
 
 
@@ -148,7 +148,7 @@ def test_a_new_length_takes_another_kernel_where_the_chosen_one_cannot(call: Cal
         q = OnGpu(torch.zeros(1, 1, 8, 128, dtype=torch.bfloat16))
         plan = plans.plan_for(q, keys, keys, False, None, "bshd")
         assert plan.bound is not None
-        return plan.bound.launch.kernel.spec.family.name
+        return str(plan.bound.launch.kernel.spec.family.name)
 
     class FarApart(OnGpu):
         def stride(self, *dim: int) -> Any:  # type: ignore[override]
@@ -181,8 +181,8 @@ def of_a_call(tensors: tuple[torch.Tensor, ...], causal: bool, scale: float | No
     plan = plans.plan_for(q, k, v, causal, scale, layout)
     assert plan.bound is not None
     plan.run(q, k, v, False)  # writes the parameters
-    launched = [(bytes(one.memory._buffer), one.suffix) for one in plan.bound.launch._bound]
-    return [plan.bound.launch.kernel.spec.name, launched, plan.outputs]
+    launched = [(bytes(memory._buffer), memory.suffix) for memory in plan.bound.launch.memories]
+    return [plan.bound.launch.kernel.spec.name, launched, plan.numbers[0]]
 
 
 def test_a_plan_of_a_new_length_is_that_of_a_thread_that_called_nothing_before(

@@ -201,10 +201,12 @@ def test_a_plan_is_made_anew_once_another_kernel_may_be_the_right_one(monkeypatc
 class Bound:
     """What a call is bound to: it keeps the call, and what it is given."""
 
+    numbers = None
+
     def __init__(self, call: Call) -> None:
         self.call, self.given = call, list[tuple[int, ...]]()
 
-    def enqueue(self, *given: int) -> None:
+    def enqueue(self, _: None, *given: int) -> None:
         self.given.append(given)
 
 
@@ -255,7 +257,7 @@ def test_the_backward_pass_gets_addresses_in_the_order_of_its_operands(bound: li
             tokens = PackedTokens(of_q, of_kv, None, used, 7)
             saved = q, k, v, out, lse, OnGpu(torch.zeros(20, 4, 24, dtype=torch.bfloat16)), d_lse
             plan = PackedGradientPlan(*saved, tokens, True, 0.3, False, Given(("sinks",)), (sinks,), of_tensors)
-            gradients: Any = plan(*saved, tokens, sinks)
+            gradients: Any = plan.run(*saved, tokens, sinks)
             d_sinks = gradients[3] if of_tensors else None
             assert len(gradients) == 3 + of_tensors
             stream, *addresses = bound[-1].given[-1]

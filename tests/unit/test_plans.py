@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -204,7 +205,7 @@ class Bound:
     def bind(self, program: Program) -> Any:
         (launch,) = program.launches
         self.grid, self.values, self.maps, self.buffers = launch.grid, launch.values, launch.maps, program.buffers
-        return SimpleNamespace(enqueue=lambda *addresses: self.launched.append(addresses))
+        return SimpleNamespace(numbers=None, enqueue=lambda _, *addresses: self.launched.append(addresses))
 
 
 @pytest.fixture(autouse=True)
@@ -235,9 +236,9 @@ def test_a_plan_binds_sizes_strides_and_scale(layout: str) -> None:
     assert [kernel.values[name] for name in ("heads_q", "len_q", "len_kv")] == [6, 5, 7]
     assert kernel.values["scale_log2"] == pytest.approx(64**-0.5 * 1.4426950408889634)
     assert kernel.grid == 12
-    assert made.index == 3
-    assert made.outputs.shape == ((2, 5, 6, 32) if layout == "bshd" else (2, 6, 5, 32))
-    assert made.outputs.lse_shape == (2, 6, 5)
+    assert made.bound.index == 3
+    assert made.numbers[0][0] == ((2, 5, 6, 32) if layout == "bshd" else (2, 6, 5, 32))
+    assert made.numbers[0][2] == (2, 6, 5)
     plan({"layout": layout, "scale": 0.3}, kernel)
     assert kernel.values["scale_log2"] == pytest.approx(0.3 * 1.4426950408889634)
 
@@ -313,8 +314,8 @@ def test_a_plan_gives_a_program_its_buffers(into: Into, monkeypatch: pytest.Monk
     assert made.bound is not None
     kinds = (BufferKind.CALL, BufferKind.STREAM_COUNTER, BufferKind.CALL_ZEROED, BufferKind.CALL)
     buffers = [Buffer(f"b{i}", size, kind) for i, (size, kind) in enumerate(zip((400, 12, 8, 600), kinds, strict=True))]
-    made.bound.enqueue = bound._with_buffers(made.bound.launch, made.bound.index, bound._memory(buffers))
-    made.run = gpu._runner(made.index, made.dtype, made.outputs, made.bound)
+    numbers, made.bound.enqueue = bound._with_memory(made.bound.launch, made.bound.launch.numbers, made.bound.index, buffers)
+    made.run = partial(gpu._runner(made.bound.index, torch.bfloat16, made.bound), (made.numbers[0], numbers))
     monkeypatch.setattr(
         bound, "tile_counters", SimpleNamespace(address=lambda device, stream, count: 1000 * device + 10 * count + stream - 30)
     )

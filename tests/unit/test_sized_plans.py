@@ -133,7 +133,7 @@ def dense(draw: random.Random, options: dict[str, Any], backward: bool) -> Calle
     def gradients() -> Any:
         saved = q, k, v, out, lse, d_out, d_lse
         plan = gradient_plan_for(*saved, *given, options.get("deterministic", False), modifiers, tensors, False)
-        plan(*saved, *tensors)
+        plan.run(*saved, *tensors)
         return plan
 
     return gradients
@@ -182,7 +182,7 @@ def packed_call(draw: random.Random, options: dict[str, Any], backward: bool) ->
         tokens = PackedTokens(*of_tokens, *lengths)
         given = *saved, tokens, told.causal, told.scale, options.get("deterministic", False), modifiers, tensors
         plan = packed_gradients._plan_for(False, *given)
-        plan(*saved, tokens, *tensors)
+        plan.run(*saved, tokens, *tensors)
         return plan
 
     return gradients
@@ -298,13 +298,12 @@ def launched(plan: Any) -> list[Any]:
     """Parameters to the byte, maps and blocks of a plan that has run."""
     every = plan.bound if isinstance(plan.bound, tuple) else (plan.bound,)
     kernels = [one.launch.kernel.spec.name for one in every]
-    launches = [one for program in every for one in program.launch._bound]
+    memories = [memory for program in every for memory in program.launch.memories]
+    loaded = [memory.holds for memory in memories]
     return [
         kernels,
-        [
-            (one.suffix, one.grid, one.overlaps, one.numbers, bytes(one.memory._buffer), [maps.shape for maps in one.maps])
-            for one in launches
-        ],
+        [(memory.suffix, bytes(memory._buffer)) for memory in memories],
+        [(grid, values, [one.shape for one in maps]) for grid, values, maps in loaded],
     ]
 
 

@@ -35,7 +35,7 @@ def test_other_inputs_are_as_drawn() -> None:
 def test_the_table_is_given(monkeypatch: pytest.MonkeyPatch, with_all: bool) -> None:
     """Without one a sequence would have the keys of a single page."""
     given: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(kernels, "BoundCall", lambda *_: SimpleNamespace(enqueue=lambda _, *addresses: given.append(addresses)))
+    monkeypatch.setattr(kernels, "BoundCall", lambda *_: lambda _, *addresses: given.append(addresses))
     monkeypatch.setattr(kernels, "Timer", lambda launch, *_: launch(0))
     monkeypatch.setattr(torch.cuda, "current_stream", lambda: SimpleNamespace(cuda_stream=0))
     bench: Any = object.__new__(Bench)

@@ -43,7 +43,7 @@ class Launches:
         self.seeds: list[int] = []
         self.place = 0
 
-    def enqueue(self, *addresses: int) -> None:
+    def enqueue(self, _: None, *addresses: int) -> None:
         self.addresses.append(addresses)
         self.seeds.append(ctypes.c_int64.from_address(addresses[FIRST_TENSOR + self.place]).value)
 
@@ -67,7 +67,7 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, philox: Philox) ->
         (seeds, "_table", table),
         (seeds, "_tables", {}),
         (plans, "_LOCAL", plans._OfThread()),
-        (launch_gpu, "bind_chosen", lambda call, on: SimpleNamespace(enqueue=found.enqueue)),
+        (launch_gpu, "bind_chosen", lambda call, on: SimpleNamespace(numbers=None, enqueue=found.enqueue)),
     ):
         monkeypatch.setattr(owner, name, value)
     return found
@@ -167,13 +167,13 @@ def test_a_table_stays_until_its_call_is_launched(launches: Launches, monkeypatc
         made.append(weakref.ref(one))
         return one
 
-    def enqueue(*addresses: int) -> None:
+    def enqueue(_: None, *addresses: int) -> None:
         seeds._tables.clear()
         assert made[-1]() is not None
-        launches.enqueue(*addresses)
+        launches.enqueue(_, *addresses)
 
     monkeypatch.setattr(seeds, "_table", watched)
-    monkeypatch.setattr(launch_gpu, "bind_chosen", lambda call, on: SimpleNamespace(enqueue=enqueue))
+    monkeypatch.setattr(launch_gpu, "bind_chosen", lambda call, on: SimpleNamespace(numbers=None, enqueue=enqueue))
     for _ in range(2):
         attention(Q, K, V, dropout_p=0.5)
     assert launches.seeds == [7000, 7001]
