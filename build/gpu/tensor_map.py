@@ -3,21 +3,38 @@
 from __future__ import annotations
 
 import ctypes
+import struct
+import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.problem import Dtype
 from flashgen.codegen.sizes import has_sizes, of_sizes
-from flashgen.codegen.tensor_map import TensorMapShape
+from flashgen.codegen.tensor_map import MAX_RANK, TensorMapShape
 
+from ..parameter_buffer import parameter_buffer
 from .driver import check, driver
 
 KEPT = 256  # maps of a shape: a model of a hundred layers has as many addresses of keys, and of values
 _DTYPES = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16", Dtype.FP32: "FLOAT32"}
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 _L2_PROMOTIONS = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
+_FIRST_WITH_MAPS = 12000  # the CUDA version that has brought cuTensorMapEncodeTiled
+_PACKS = tuple([of_sizes(struct.Struct(f"={count}Q").pack) for count in range(MAX_RANK + 1)])  # of so many cuuint64_t
+
+
+class _Kind(NamedTuple):
+    """What a kernel's config decides of its maps.
+
+    fields: the element type, and what `TensorMapShape` has from the box on
+    before, after: arguments of `encoder`: the element type and the rank; the box, steps of 1, and what follows these
+    """
+
+    fields: tuple[Any, ...]
+    before: tuple[int, int]
+    after: tuple[Any, ...]
 
 
 class TensorMaps:
@@ -26,13 +43,19 @@ class TensorMaps:
     Nothing is interleaved, and elements out of bounds are 0.
     """
 
-    __slots__ = ("_arguments", "_cu", "_known", "shape")
+    __slots__ = ("_kind", "_known", "_sizes", "_strides")
 
-    def __init__(self, cu: Any, *shape: Any) -> None:
-        """shape: `TensorMapShape.fields`."""
-        self._cu, self.shape = cu, shape
+    def __init__(self, kind: _Kind, sizes: bytes, strides: bytes) -> None:
+        """sizes, strides: those of `TensorMapShape`, as the driver reads them."""
+        self._kind, self._sizes, self._strides = kind, sizes, strides
         self._known: dict[int, bytes] = {}
-        self._arguments: tuple[Any, ...] | None = None
+
+    @property
+    def shape(self) -> TensorMapShape:
+        """All but the address."""
+        dtype, *of_copies = self._kind.fields
+        sizes, strides = (struct.unpack(f"={len(packed) // 8}Q", packed) for packed in (self._sizes, self._strides))
+        return TensorMapShape(dtype, sizes, strides, *of_copies)
 
     def at(self, address: int) -> bytes:
         """The map of the tensor at a device address.
@@ -50,45 +73,61 @@ class TensorMaps:
         return encoded
 
     def _encode(self, address: int) -> bytes:
-        if self._arguments is None:
-            cu, (dtype, sizes, strides, box, *of_copies) = self._cu, self.shape
-            kind, boxes, steps, options = _constants(cu, dtype, box, *of_copies)
-            self._arguments = (kind, len(box)), ([*map(cu.cuuint64_t, sizes)], [*map(cu.cuuint64_t, strides)], boxes, steps, *options)
-        before, after = self._arguments
-        status, encoded = self._cu.cuTensorMapEncodeTiled(*before, address, *after)
+        _, before, after = self._kind
+        status = encoder()(_LOCAL.address, *before, address, self._sizes, self._strides, *after)
         if status:
-            check((status,), f"encoding a tensor map of {TensorMapShape(*self.shape)} at address {address:#x}")
-        return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+            check((driver().CUresult(status),), f"encoding a tensor map of {self.shape} at address {address:#x}")
+        return _LOCAL.encoded.raw
 
 
 def tensor_maps_of(shape: TensorMapShape) -> TensorMaps:
     """Those of a shape, kept beyond a launch: k and v often have the same. Of one with `Size`s they are made anew for each."""
-    fields = shape.fields
-    made: Callable[..., TensorMaps] = _new_maps if has_sizes(fields) else _tensor_maps
-    return made(driver(), *fields)
+    dtype, sizes, strides, *of_copies = shape.fields
+    given = _kind(dtype, *of_copies), _PACKS[len(sizes)](*sizes), _PACKS[len(strides)](*strides)
+    made: Callable[..., TensorMaps] = _new_maps if has_sizes(given) else _kept_maps
+    return made(*given)
 
 
 _new_maps = of_sizes(TensorMaps)
-_tensor_maps = lru_cache(maxsize=2**10)(TensorMaps)
+_kept_maps = lru_cache(maxsize=2**10)(TensorMaps)
 
 
+@of_sizes
 @cache
-def _constants(
-    cu: Any, dtype: Dtype, box: tuple[int, ...], swizzle_bytes: int, l2_promotion: int
-) -> tuple[Any, list[Any], list[Any], tuple[Any, ...]]:
-    """What a kernel's config decides: the driver's element type, the box, steps of 1, and what follows the steps."""
+def _kind(dtype: Dtype, box: tuple[int, ...], swizzle_bytes: int, l2_promotion: int) -> _Kind:
+    cu = driver()
     options = (
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[swizzle_bytes]}"),
         getattr(cu.CUtensorMapL2promotion, f"CU_TENSOR_MAP_L2_PROMOTION_{_L2_PROMOTIONS[l2_promotion]}"),
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
-    return (
-        getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_DTYPES[dtype]}"),
-        [*map(cu.cuuint32_t, box)],
-        [cu.cuuint32_t(1)] * len(box),
-        options,
-    )
+    element = getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_DTYPES[dtype]}")
+    boxes = [struct.pack(f"={len(box)}I", *extents) for extents in (box, (1,) * len(box))]
+    return _Kind((dtype, box, swizzle_bytes, l2_promotion), (int(element), len(box)), (*boxes, *map(int, options)))
+
+
+@cache
+def encoder() -> Callable[..., int]:
+    """cuTensorMapEncodeTiled, by its address: what the binding makes of lists takes several times as long as the driver.
+
+    All four lists are bytes, the map is written at an address. It keeps the GIL, as it is over before another thread would begin.
+    """
+    found, _ = check(driver().cuGetProcAddress(b"cuTensorMapEncodeTiled", _FIRST_WITH_MAPS, 0), "finding cuTensorMapEncodeTiled")
+    number, pointer, numbers = ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p
+    kinds = (pointer, number, ctypes.c_uint32, pointer, *[numbers] * 4, *[number] * 4)
+    return ctypes.PYFUNCTYPE(number, *kinds)(int(found))
+
+
+class _OfThread(threading.local):
+    """Where the driver writes a map."""
+
+    def __init__(self) -> None:
+        self.encoded = parameter_buffer(bytes(TENSOR_MAP_BYTES))
+        self.address = ctypes.addressof(self.encoded)
+
+
+_LOCAL = _OfThread()
 
 
 class TensorMapField:
