@@ -37,25 +37,7 @@ def _signature(
     tensors: tuple[torch.Tensor, ...] = (),
 ) -> tuple[Any, ...]:
     """What decides a plan."""
-    return (
-        q.shape,
-        k.shape,
-        v.shape,
-        q.stride(),
-        k.stride(),
-        v.stride(),
-        q.dtype,
-        k.dtype,
-        v.dtype,
-        q.device,
-        k.device,
-        v.device,
-        causal,
-        scale,
-        (modifiers, signature_of(tensors)) if tensors else modifiers,
-        layout,
-        loaded.kernels.generation,
-    )
+    return signature_of((q, k, v, *tensors)), causal, scale, modifiers, layout, loaded.kernels.generation
 
 
 def _listeners() -> Callable[[], bool]:
@@ -134,33 +116,37 @@ def run_at_hand(
         and (not before.differentiable or (before.deterministic is deterministic and torch.is_grad_enabled()))
     ):
         return before.run
-    if _without_gradients(q, k, v) and (not tensors or are_plain(tensors)):
-        looked_at = modifiers, tensors
-        if OF_KEYS in modifiers.names:
-            modifiers, tensors = with_made_axes(modifiers, tensors)
-        plans = _plans()
-        try:
+    looked_at, plans = (modifiers, tensors), _plans()
+    try:
+        plan: Plan | None = None
+        if OF_KEYS not in modifiers.names and no_modes():
             options = causal, scale, layout, modifiers, loaded.kernels.generation
-            plan: Plan | None = sized_plans("plans").find(options, (q, k, v, *tensors))
-            if plan is None:
-                key = _signature(q, k, v, causal, scale, layout, modifiers, tensors)
-                plan = plans.get(key)
-        except (AttributeError, TypeError, RuntimeError):  # an argument that `check_types` will speak of
-            return None
+            plan = sized_plans("plans").find(options, (q, k, v, *tensors), alone=True)
         if plan is None:
-            if not (q.is_cuda and k.is_cuda and v.is_cuda):
+            if not _without_gradients(q, k, v) or (tensors and not are_plain(tensors)):
                 return None
-            check_options(causal, scale, layout, return_lse)
-            return _new_plan(plans, key, q, k, v, causal, scale, layout, modifiers, tensors).run
-        if knows_tensors:
-            modifiers, tensors = looked_at
-            needed = plan.met and (plan.before is None or plan.before.modifiers != modifiers)
-            if needed and not (q.requires_grad or k.requires_grad or v.requires_grad):
-                plan.before = _Before(plan.run, (q, k, v, *tensors), causal, scale, layout, None, modifiers)
-            plan.met = True
-            _LOCAL.before = plan.before
-        return plan.run
-    return None
+            if OF_KEYS in modifiers.names:
+                modifiers, tensors = with_made_axes(modifiers, tensors)
+                options = causal, scale, layout, modifiers, loaded.kernels.generation
+                plan = sized_plans("plans").find(options, (q, k, v, *tensors))
+        if plan is None:
+            key = _signature(q, k, v, causal, scale, layout, modifiers, tensors)
+            plan = plans.get(key)
+    except (AttributeError, TypeError, RuntimeError):  # an argument that `check_types` will speak of
+        return None
+    if plan is None:
+        if not (q.is_cuda and k.is_cuda and v.is_cuda):
+            return None
+        check_options(causal, scale, layout, return_lse)
+        return _new_plan(plans, key, q, k, v, causal, scale, layout, modifiers, tensors).run
+    if knows_tensors:
+        modifiers, tensors = looked_at
+        needed = plan.met and (plan.before is None or plan.before.modifiers != modifiers)
+        if needed and not (q.requires_grad or k.requires_grad or v.requires_grad):
+            plan.before = _Before(plan.run, (q, k, v, *tensors), causal, scale, layout, None, modifiers)
+        plan.met = True
+        _LOCAL.before = plan.before
+    return plan.run
 
 
 def remember_differentiable(plan: Plan, run: Run, tensors: tuple[torch.Tensor, ...], *options: Any) -> None:
