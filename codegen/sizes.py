@@ -27,7 +27,7 @@ class Size:
         self._steps, self._name, self._value = steps, name, value
 
     def __bool__(self) -> bool:
-        return self._steps.compared("{}", bool, self)
+        return self._steps.compared(self, "!=", 0)
 
     def __getattr__(self, name: str) -> Any:
         raise TypeError(f"{name} of a size is not remembered")
@@ -46,25 +46,32 @@ class Size:
         return self._steps.step("round({})", round, self)
 
 
+_COMPARISONS = {"<": operator.lt, "<=": operator.le, ">": operator.gt, ">=": operator.ge, "==": operator.eq, "!=": operator.ne}
+_OPPOSITE = {"<": ">=", "<=": ">", ">": "<=", ">=": "<", "==": "!=", "!=": "=="}
+_NEUTRAL = {"+": (0, 0), "-": (0, None), "*": (1, 1), "//": (1, None)}  # numbers that change nothing, behind a sign and in front of it
+
+
 def _add_operators() -> None:
-    def arithmetic(pattern: str, function: Callable[..., Any]) -> tuple[Any, Any]:
+    def arithmetic(sign: str, function: Callable[..., Any]) -> tuple[Any, Any]:
+        pattern, (behind, in_front) = f"{{}} {sign} {{}}", _NEUTRAL.get(sign, (None, None))
+
         def forward(self: Size, other: Any) -> Any:
-            return self._steps.step(pattern, function, self, other)
+            return self if type(other) is int and other == behind else self._steps.step(pattern, function, self, other)
 
         def backward(self: Size, other: Any) -> Any:
-            return self._steps.step(pattern, function, other, self)
+            return self if type(other) is int and other == in_front else self._steps.step(pattern, function, other, self)
 
         return forward, backward
 
-    def comparison(pattern: str, function: Callable[..., Any]) -> Any:
-        return lambda self, other: self._steps.compared(pattern, function, self, other)
+    def comparison(sign: str) -> Any:
+        return lambda self, other: self._steps.compared(self, sign, other)
 
     for name, sign in (("add", "+"), ("sub", "-"), ("mul", "*"), ("floordiv", "//"), ("mod", "%"), ("truediv", "/"), ("lshift", "<<")):
-        forward, backward = arithmetic(f"{{}} {sign} {{}}", getattr(operator, name))
+        forward, backward = arithmetic(sign, getattr(operator, name))
         setattr(Size, f"__{name}__", forward)
         setattr(Size, f"__r{name}__", backward)
     for name, sign in (("lt", "<"), ("le", "<="), ("gt", ">"), ("ge", ">="), ("eq", "=="), ("ne", "!=")):
-        setattr(Size, f"__{name}__", comparison(f"{{}} {sign} {{}}", getattr(operator, name)))
+        setattr(Size, f"__{name}__", comparison(sign))
 
 
 _add_operators()
@@ -109,10 +116,14 @@ def _sizes_in(value: Any) -> Iterator[Size]:
 
 
 class _Steps:
-    """What is done with sizes, in order: lines of Python, each with the name that it gives, if it gives one, and those that it needs."""
+    """What is done with sizes, in order: lines of Python, each with the name that it gives, if it gives one, and those that it needs.
+
+    facts: by the name of a size, what is known of it and a number: signs, and numbers
+    """
 
     def __init__(self) -> None:
         self._lines: list[tuple[str, str, set[str]]] = []
+        self._facts: dict[str, list[tuple[str, int]]] = {}
         self._known: dict[str, Size] = {}
         self._constants: dict[str, Any] = {}
         self._named: dict[int, str] = {}
@@ -145,23 +156,36 @@ class _Steps:
             self._lines.append((size._name, text, {one._name for one in _sizes_in(operands)}))
         return self._known[text]
 
-    def compared(self, pattern: str, function: Callable[..., Any], *operands: Any) -> bool:
+    def compared(self, size: Size, sign: str, other: Any) -> bool:
         """Whether something is so. From here on it is known, as other sizes of which it is not take another way."""
-        text = pattern.format(*map(self.written, operands))
-        found = bool(function(*map(_value_of, operands)))
-        if text not in self._known:
-            self._known[text] = operands[0] if type(operands[0]) is Size else operands[1]
-            self._lines.append(("", f"{'not ' if found else ''}({text})", {one._name for one in _sizes_in(operands)}))
+        found = bool(_COMPARISONS[sign](size._value, _value_of(other)))
+        if type(other) is int:
+            self._facts.setdefault(size._name, []).append((sign if found else _OPPOSITE[sign], other))
+        elif other is not size:
+            text = f"{size._name} {sign} {self.written(other)}"
+            if text not in self._known:
+                self._known[text] = size
+                self._lines.append(("", f"{'not ' if found else ''}({text})", {one._name for one in _sizes_in((size, other))}))
         return found
+
+    def _ways(self, name: str) -> list[str]:
+        """Lines that go on where all that is known of a size and numbers is so: of bounds the closest, and what they do not tell."""
+        facts = self._facts.get(name, [])
+        equal = [fact for fact in facts if fact[0] == "=="][:1]
+        lower = sorted((fact for fact in facts if fact[0][0] == ">"), key=lambda fact: (fact[1], fact[0] == ">"))[-1:]
+        upper = sorted((fact for fact in facts if fact[0][0] == "<"), key=lambda fact: (fact[1], fact[0] != "<"))[:1]
+        bounds = equal or lower + upper
+        others = {fact for fact in facts if fact[0] == "!=" and all(_COMPARISONS[sign](fact[1], bound) for sign, bound in bounds)}
+        return [f"    if {name} {_OPPOSITE[sign]} {number}: return None" for sign, number in (*bounds, *sorted(others))]
 
     def function(self, arguments: tuple[tuple[Any, ...], ...], result: tuple[Any, ...]) -> Callable[..., Any]:
         """From arguments, tuples of given sizes and others, to the result: with no line that neither a comparison nor the result needs."""
-        needed, lines = {one._name for one in _sizes_in(result)}, list[str]()
+        needed, lines = {one._name for one in _sizes_in(result)} | self._facts.keys(), list[str]()
         for name, text, needs in reversed(self._lines):
             if not name:
                 lines.append(f"    if {text}: return None")
             elif name in needed:
-                lines.append(f"    {name} = {text}")
+                lines += (*self._ways(name), f"    {name} = {text}")
             else:
                 continue
             needed |= needs
@@ -170,7 +194,7 @@ class _Steps:
         for argument, entries in zip(names, arguments, strict=True):
             own = [str(one._name) if type(one) is Size and one._name in needed else "_" for one in entries]
             if {*own} - {"_"}:
-                taken.append(f"    {''.join(f'{name}, ' for name in own)}= {argument}")
+                taken += [f"    {''.join(f'{name}, ' for name in own)}= {argument}", *[line for name in own for line in self._ways(name)]]
         text = "\n".join((f"def numbers({', '.join(names)}):", *taken, *reversed(lines), f"    return {self.written(result)}"))
         exec(compile(text, "<function of sizes>", "exec"), self._constants)
         made: Callable[..., Any] = self._constants["numbers"]

@@ -32,6 +32,7 @@ _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 Numbers = tuple[Any, ...]
 _Entries = frozenset[tuple[int, int, int]]  # each of which tensor, 0 for its shape or 1 for its strides, and of which dimension
+_ENTRIES = "shape", "stride()"
 
 
 class _Way:
@@ -46,29 +47,30 @@ class _Way:
 class _Form:
     """Calls whose tensors differ in some entries of shapes and strides alone. known: plans of those that were met, `last` the last one.
 
+    sizes: gives those entries, and numbers, of a call
     fits: whether tensors, each once, are those of such a call; twins: places of those that are there twice
     is_plain: whether no tensor is of a class that may listen to what PyTorch does with it
     """
 
     __slots__ = (
         "_distinct",
+        "_entries",
         "_met",
-        "_shaped",
-        "_strided",
         "_twins",
         "fits_distinct",
         "is_plain",
         "known",
         "last",
         "requires_grad",
+        "sizes",
         "ways",
     )
 
-    def __init__(self, tensors: Sequence[torch.Tensor], twins: tuple[tuple[int, int], ...], varying: _Entries) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], twins: tuple[tuple[int, int], ...], varying: _Entries, numbers: Numbers) -> None:
         again = {second for _, second in twins}
         self._twins, self._distinct = twins, [i for i in range(len(tensors)) if i not in again]
-        self._shaped = [i for i in self._distinct if any((i, 0) == one[:2] for one in varying)]
-        self._strided = [i for i in self._distinct if any((i, 1) == one[:2] for one in varying)]
+        self._entries = sorted(one for one in varying if one[0] not in again)
+        self.sizes = _reader(self._entries, numbers)
         self.fits_distinct = form_guard([tensors[i] for i in self._distinct], [_varying_of(i, varying) for i in self._distinct])
         self.is_plain = {*map(type, tensors)} <= _PLAIN
         self.requires_grad = any(tensor.requires_grad for tensor in tensors)
@@ -85,10 +87,6 @@ class _Form:
                 return False
         return self.fits_distinct(*[tensors[i] for i in self._distinct])
 
-    def sizes(self, tensors: Sequence[torch.Tensor], numbers: Numbers) -> Numbers:
-        """Shapes and strides that have varying entries, and numbers."""
-        return (*[tensors[i].shape for i in self._shaped], *[tensors[i].stride() for i in self._strided], numbers)
-
     def plan(self, tensors: Sequence[torch.Tensor], numbers: Numbers) -> Any:
         """The plan of a call that fits; None if it must be made in full."""
         sizes = self.sizes(tensors, numbers)
@@ -100,7 +98,7 @@ class _Form:
         sources = loaded.kernels.sources()
         for at, way in enumerate(self.ways):
             try:
-                found = way.numbers(*sizes)
+                found = way.numbers(sizes)
                 if found is None:
                     continue
                 if way.sources != sources:
@@ -126,28 +124,27 @@ class _Form:
             self._met = {met}
         return plan
 
-    def learn(
-        self, tensors: Sequence[torch.Tensor], numbers: Numbers, plan: SizedPlan, planned: Callable[..., Numbers], varying: _Entries
-    ) -> None:
+    def learn(self, tensors: Sequence[torch.Tensor], numbers: Numbers, plan: SizedPlan, planned: Callable[..., Numbers]) -> None:
         """Adds the way of a plan that was made in full. planned: see `SizedPlans.learn`."""
         sizes = self.sizes(tensors, numbers)
         self.keep(sizes, plan)
-        shaped, strided = self._shaped, self._strided
 
-        def recorded(*given: Numbers) -> Numbers:
-            shapes, strides = dict(zip(shaped, given, strict=False)), dict(zip(strided, given[len(shaped) :], strict=False))
+        def recorded(given: Numbers) -> Numbers:
+            left = iter(given)
+            of = dict(zip(self._entries, left, strict=False))
             found = []
             for i, tensor in enumerate(tensors):
                 own = next((first for first, second in self._twins if second == i), i)
-                entries: list[list[Any]] = []
-                for which, of, plain in ((0, shapes, tensor.shape), (1, strides, tensor.stride())):
-                    entries.append([of[own][j] if (own, which, j) in varying else entry for j, entry in enumerate(plain)])
+                entries = [
+                    [of.get((own, which, j), entry) for j, entry in enumerate(plain)]
+                    for which, plain in enumerate((tensor.shape, tensor.stride()))
+                ]
                 found.append(SizedTensor(entries[0], entries[1], tensor.dtype, tensor.device))
-            return planned(found, tuple(None if n is None else size for n, size in zip(numbers, given[-1], strict=True)))
+            return planned(found, tuple([None if number is None else next(left) for number in numbers]))
 
         sources = loaded.kernels.sources()  # those of the recording: they may change meanwhile
         try:
-            way = _Way(plan, function_of_sizes(recorded, sizes), sources)
+            way = _Way(plan, function_of_sizes(recorded, (sizes,)), sources)
         except Exception:  # a call that has been planned must not fail because nobody can learn from it; a test knows what can be recorded
             return
         del self.ways[_MOST_WAYS - 1 :]
@@ -224,16 +221,26 @@ class SizedPlans:
         kind.forms = [form for form in kind.forms if form in forms]
         form = next((form for form in kind.forms if form.fits(tensors)), None)
         if form is None:  # of other numbers alone, or seen from elsewhere in PyTorch's dispatcher
-            form = _Form(tensors, twins, varying)
+            form = _Form(tensors, twins, varying, numbers)
             kind.forms.append(form)
             forms.insert(0, form)
             del forms[_MOST_FORMS:]
-        form.learn(tensors, numbers, plan, planned, varying)
+        form.learn(tensors, numbers, plan, planned)
 
 
 def _with_types(options: Hashable, numbers: Numbers) -> Hashable:
     """Options, and which numbers are None: no form is of both. Others than ints are of no form."""
     return (options, *map(type, numbers)) if numbers else options
+
+
+def _reader(entries: Sequence[tuple[int, int, int]], numbers: Numbers) -> Callable[[Sequence[torch.Tensor], Numbers], tuple[int, ...]]:
+    """What gives the sizes of a call, of its tensors and numbers: these entries, and the numbers that are not None here."""
+    read = {f"s{i}_{which}": f"tensors[{i}].{_ENTRIES[which]}" for i, which, _ in entries}
+    given = [f"s{i}_{which}[{dim}]" for i, which, dim in entries] + [f"numbers[{i}]" for i, n in enumerate(numbers) if n is not None]
+    lines = "".join(f"    {name} = {value}\n" for name, value in read.items())
+    made: dict[str, Any] = {}
+    exec(f"def sizes(tensors, numbers):\n{lines}    return ({''.join(f'{one}, ' for one in given)})", made)
+    return made["sizes"]  # type: ignore[no-any-return]
 
 
 def _different(some: Numbers, others: Numbers) -> _Entries:
