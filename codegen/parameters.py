@@ -7,11 +7,13 @@ fields, so nobody who launches needs to know which kernel it is.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
+from typing import Any
 
-from .sizes import of_sizes
+from .sizes import has_sizes, of_sizes
 
 TENSOR_MAP_BYTES, TENSOR_MAP_ALIGNMENT = 128, 64
 
@@ -121,7 +123,7 @@ class ParameterBlock:
 
     def pack_values(self, values: Mapping[str, int | float]) -> bytes:
         """The part of `pack` from `values_begin` on."""
-        return self.pack_in_order(*self.in_order(values))
+        return self.pack_in_order(self.in_order(values))
 
     def in_order(self, values: Mapping[str, int | float]) -> tuple[int | float, ...]:
         """The values in the order of the fields. Raises as `pack`."""
@@ -130,10 +132,17 @@ class ParameterBlock:
             raise ValueError(f"values must be of {', '.join(names)}; got {', '.join(values)}")
         return tuple(map(values.__getitem__, names))
 
-    @cached_property
-    def pack_in_order(self) -> Callable[..., bytes]:
-        """Makes of the values in the order of the fields, which may be `Size`s, what `pack_values` does."""
-        return of_sizes(self._layout[0].pack)
+    def pack_in_order(self, values: Sequence[int | float]) -> bytes:
+        """What `pack_values` makes of the values in the order of the fields. Of `Size`s among them, those between are packed beforehand."""
+        if not has_sizes(*values):
+            return self._layout[0].pack(*values)
+        formats, given = list[str](), list[Any]()
+        for varies, run in groupby(zip(self.values, values, strict=True), key=lambda one: has_sizes(one[1])):
+            kinds, some = zip(*((field.format, value) for field, value in run), strict=True)
+            packed = () if varies else (struct.pack("=" + "".join(kinds), *some),)
+            formats += [f"{len(packed[0])}s"] if packed else kinds
+            given += packed or some
+        return of_sizes(struct.Struct(f"={''.join(formats)}{self._padding}x").pack)(*given)
 
     @cached_property
     def size(self) -> int:
@@ -144,8 +153,12 @@ class ParameterBlock:
     def _layout(self) -> tuple[struct.Struct, tuple[str, ...]]:
         """How the values are packed, with the padding at the end, and their names."""
         fields = "=" + "".join(field.format for field in self.values)
-        padding = -(self.values_begin + struct.calcsize(fields)) % self.alignment
-        return struct.Struct(f"{fields}{padding}x"), tuple(field.name for field in self.values)
+        return struct.Struct(f"{fields}{self._padding}x"), tuple(field.name for field in self.values)
+
+    @cached_property
+    def _padding(self) -> int:
+        """Bytes after the values."""
+        return -(self.values_begin + sum(field.bytes for field in self.values)) % self.alignment
 
 
 def _kind(field: Parameter) -> tuple[bool, bool, int]:

@@ -121,7 +121,7 @@ class Kernel:
                 raise ArgumentError(f"workload must need from 1 to {MAX_GRID} blocks; got {grid}")
             self.resources[launch.suffix].require_clusters("grid", grid)
             maps = tuple([tensor_maps_of(launch.maps[field.name]) for field in block.tensor_maps])
-            found.append(LaunchNumbers(grid, block.pack_in_order(*block.in_order(launch.values)), maps))
+            found.append(LaunchNumbers(grid, block.pack_in_order(block.in_order(launch.values)), maps))
         return tuple(found)
 
     def bind(self, program: Program) -> Launch:
