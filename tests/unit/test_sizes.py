@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -56,6 +57,48 @@ def test_a_function_gives_what_was_recorded_would(seed: int) -> None:
         if wanted[3] != everything(*ways[0])[3]:
             assert found is None, f"{sizes} would go another way"
     assert alike
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_size_and_numbers_go_the_way_of_all_comparisons(seed: int) -> None:
+    """And no other size is refused: the closest bounds tell all that the others do."""
+    draw = random.Random(seed)
+    signs = [draw.choice([operator.lt, operator.le, operator.gt, operator.ge, operator.eq, operator.ne]) for _ in range(6)]
+    compared = [(sign, draw.choice([-1, 0, 3, 4, 5, 6, 9])) for sign in signs]
+
+    def ways(of: Any) -> list[bool]:
+        return [bool(sign(of, number)) for sign, number in compared]
+
+    def compute(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+        (n,) = sizes
+        half = n / 2
+        return tuple(ways(n)), tuple(ways(half)), bool(n), half
+
+    for known in range(8):
+        made: Callable[..., Any] = function_of_sizes(compute, ((known,),))
+        for other in range(20):
+            alike = [ways(other), ways(other / 2), bool(other)] == [ways(known), ways(known / 2), bool(known)]
+            assert made((other,)) == (compute((other,)) if alike else None)
+
+
+def test_of_bounds_the_closest_are_asked_for() -> None:
+    def compute(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+        return all(sizes[0] < most for most in range(100, 1000)), sizes[0] * 2
+
+    made: Callable[..., Any] = function_of_sizes(compute, ((50,),))
+    assert [made((size,)) for size in (-7, 99, 100)] == [(True, -14), (True, 198), None]
+    few: Callable[..., Any] = function_of_sizes(lambda sizes: (sizes[0] < 100, sizes[0] * 2), ((50,),))
+    assert made.__code__.co_code == few.__code__.co_code
+
+
+def test_what_changes_nothing_is_no_step() -> None:
+    def compute(sizes: tuple[Any, ...]) -> tuple[Any, ...]:
+        a = sizes[0]
+        assert all(one is a for one in (a + 0, 0 + a, a - 0, a * 1, 1 * a, a // 1))
+        return 0 - a, 1 // a, a + 1
+
+    made: Callable[..., Any] = function_of_sizes(compute, ((3,),))
+    assert made((1,)) == (-1, 1, 2)
 
 
 def test_only_what_counts_is_computed() -> None:
