@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import cProfile
+import ctypes
 import itertools
 import os
 import pstats
@@ -35,6 +36,7 @@ from flashgen.build.artifact import Artifact
 from flashgen.build.gpu import driver, kernel, parameter_memory, tensor_map
 from flashgen.build.gpu.driver import Gpu
 from flashgen.codegen.devices import find_device
+from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.spec import KernelSpec
 from flashgen.launch import bound as launch_bound
 from flashgen.launch import gpu as launch_gpu
@@ -47,7 +49,7 @@ LENGTHS_APART = 8  # keys
 ON = torch.device("cuda", 0)
 TYPES = ("CUresult", "CUfunction", "CUfunction_attribute", "CUtensorMapDataType", "CUtensorMapInterleave", "CUtensorMapSwizzle")
 LAUNCH_TYPES = ("CUlaunchAttribute", "CUlaunchAttributeID", "CUlaunchConfig")
-MORE_TYPES = ("CUtensorMapL2promotion", "CUtensorMapFloatOOBfill")
+MORE_TYPES = ("CUtensorMapL2promotion", "CUtensorMapFloatOOBfill", "cuuint64_t", "cuuint32_t")
 
 Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]  # q, k, v
 
@@ -69,12 +71,15 @@ class Names(SimpleNamespace):
 def fake_driver() -> Any:
     """The binding's types, and functions that do nothing."""
     done = binding.CUresult.CUDA_SUCCESS
+    encoded = ctypes.create_string_buffer(TENSOR_MAP_BYTES)
+    tensor_map_made = (done, SimpleNamespace(getPtr=lambda: ctypes.addressof(encoded)))
     values = {"cuLibraryLoadData": 1, "cuLibraryGetKernel": 2, "cuDeviceGet": 0, "cuDevicePrimaryCtxRetain": 3, "cuKernelGetFunction": 4}
     functions = {name: lambda *given, value=value: (done, value) for name, value in values.items()}
     return Names(
         **{name: getattr(binding, name) for name in (*TYPES, *LAUNCH_TYPES, *MORE_TYPES)},
         **functions,
         **dict.fromkeys(("cuKernelSetAttribute", "cuCtxPushCurrent", "cuCtxPopCurrent"), lambda *given: (done,)),
+        cuTensorMapEncodeTiled=lambda *given: tensor_map_made,
         cuLaunchKernel=lambda *given: (0,),
         cuLaunchKernelEx=lambda *given: (0,),
     )
@@ -96,7 +101,6 @@ def pretend(device: str, folder: Path, put: Callable[[Any, str, Any], object] = 
     fake, on, own = fake_driver(), Gpu(0, find_device(device), "uuid", "580.0"), Records(folder / "records.sqlite3")
     patches: tuple[tuple[Any, str, Any], ...] = (
         *((module, "driver", lambda: fake) for module in (driver, kernel, parameter_memory, tensor_map)),
-        (tensor_map, "encoder", lambda: lambda *given: 0),
         (loaded, "kernels", loaded.Kernels()),
         (compilation, "compile_spec", artifact_of),
         (sources, "own_records", lambda: own),

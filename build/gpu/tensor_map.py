@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import struct
-import threading
 from collections.abc import Callable
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
@@ -12,28 +10,26 @@ from typing import Any, NamedTuple
 from flashgen.codegen.parameters import TENSOR_MAP_BYTES
 from flashgen.codegen.problem import Dtype
 from flashgen.codegen.sizes import has_sizes, of_sizes
-from flashgen.codegen.tensor_map import MAX_RANK, TensorMapShape
+from flashgen.codegen.tensor_map import TensorMapShape
 
-from ..parameter_buffer import parameter_buffer
 from .driver import check, driver
 
 KEPT = 256  # maps of a shape: a model of a hundred layers has as many addresses of keys, and of values
 _DTYPES = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16", Dtype.FP32: "FLOAT32"}
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 _L2_PROMOTIONS = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
-_FIRST_WITH_MAPS = 12000  # the CUDA version that has brought cuTensorMapEncodeTiled
-_PACKS = tuple([of_sizes(struct.Struct(f"={count}Q").pack) for count in range(MAX_RANK + 1)])  # of so many cuuint64_t
 
 
 class _Kind(NamedTuple):
     """What a kernel's config decides of its maps.
 
     fields: the element type, and what `TensorMapShape` has from the box on
-    before, after: arguments of `encoder`: the element type and the rank; the box, steps of 1, and what follows these
+    encode, before, after: the driver's function, and its arguments: the element type and the rank; the box, steps of 1, and what follows
     """
 
     fields: tuple[Any, ...]
-    before: tuple[int, int]
+    encode: Callable[..., Any]
+    before: tuple[Any, int]
     after: tuple[Any, ...]
 
 
@@ -45,8 +41,8 @@ class TensorMaps:
 
     __slots__ = ("_kind", "_known", "_sizes", "_strides")
 
-    def __init__(self, kind: _Kind, sizes: bytes, strides: bytes) -> None:
-        """sizes, strides: those of `TensorMapShape`, as the driver reads them."""
+    def __init__(self, kind: _Kind, sizes: tuple[Any, ...], strides: tuple[Any, ...]) -> None:
+        """sizes, strides: those of `TensorMapShape`, as numbers of the driver's binding."""
         self._kind, self._sizes, self._strides = kind, sizes, strides
         self._known: dict[int, bytes] = {}
 
@@ -54,8 +50,7 @@ class TensorMaps:
     def shape(self) -> TensorMapShape:
         """All but the address."""
         dtype, *of_copies = self._kind.fields
-        sizes, strides = (struct.unpack(f"={len(packed) // 8}Q", packed) for packed in (self._sizes, self._strides))
-        return TensorMapShape(dtype, sizes, strides, *of_copies)
+        return TensorMapShape(dtype, tuple(map(int, self._sizes)), tuple(map(int, self._strides)), *of_copies)
 
     def at(self, address: int) -> bytes:
         """The map of the tensor at a device address.
@@ -73,29 +68,33 @@ class TensorMaps:
         return encoded
 
     def _encode(self, address: int) -> bytes:
-        _, before, after = self._kind
-        status = encoder()(_LOCAL.address, *before, address, self._sizes, self._strides, *after)
+        _, encode, before, after = self._kind
+        status, encoded = encode(*before, address, self._sizes, self._strides, *after)
         if status:
-            check((driver().CUresult(status),), f"encoding a tensor map of {self.shape} at address {address:#x}")
-        return _LOCAL.encoded.raw
+            check((status,), f"encoding a tensor map of {self.shape} at address {address:#x}")
+        return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
 
 
 def tensor_maps_of(shape: TensorMapShape) -> TensorMaps:
     """Those of a shape, kept beyond a launch: k and v often have the same. Of one with `Size`s they are made anew for each."""
-    dtype, sizes, strides, *of_copies = shape.fields
-    given = _kind(dtype, *of_copies), _PACKS[len(sizes)](*sizes), _PACKS[len(strides)](*strides)
-    made: Callable[..., TensorMaps] = _new_maps if has_sizes(given) else _kept_maps
-    return made(*given)
+    if has_sizes(shape.fields):
+        return _new_maps(driver(), *shape.fields)
+    return _kept_maps(driver(), *shape.fields)
 
 
-_new_maps = of_sizes(TensorMaps)
-_kept_maps = lru_cache(maxsize=2**10)(TensorMaps)
+def _new_maps(cu: Any, dtype: Dtype, sizes: tuple[int, ...], strides: tuple[int, ...], *of_copies: Any) -> TensorMaps:
+    """An object of the binding takes longer to make than a map to encode: a function of sizes makes those of `Size`s alone."""
+    number = of_sizes(cu.cuuint64_t)
+    made: TensorMaps = of_sizes(TensorMaps)(_kind(cu, dtype, *of_copies), tuple(map(number, sizes)), tuple(map(number, strides)))
+    return made
+
+
+_kept_maps = lru_cache(maxsize=2**10)(_new_maps)
 
 
 @of_sizes
 @cache
-def _kind(dtype: Dtype, box: tuple[int, ...], swizzle_bytes: int, l2_promotion: int) -> _Kind:
-    cu = driver()
+def _kind(cu: Any, dtype: Dtype, box: tuple[int, ...], swizzle_bytes: int, l2_promotion: int) -> _Kind:
     options = (
         cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         getattr(cu.CUtensorMapSwizzle, f"CU_TENSOR_MAP_SWIZZLE_{_SWIZZLES[swizzle_bytes]}"),
@@ -103,31 +102,8 @@ def _kind(dtype: Dtype, box: tuple[int, ...], swizzle_bytes: int, l2_promotion: 
         cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     element = getattr(cu.CUtensorMapDataType, f"CU_TENSOR_MAP_DATA_TYPE_{_DTYPES[dtype]}")
-    boxes = [struct.pack(f"={len(box)}I", *extents) for extents in (box, (1,) * len(box))]
-    return _Kind((dtype, box, swizzle_bytes, l2_promotion), (int(element), len(box)), (*boxes, *map(int, options)))
-
-
-@cache
-def encoder() -> Callable[..., int]:
-    """cuTensorMapEncodeTiled, by its address: what the binding makes of lists takes several times as long as the driver.
-
-    All four lists are bytes, the map is written at an address. It keeps the GIL, as it is over before another thread would begin.
-    """
-    found, _ = check(driver().cuGetProcAddress(b"cuTensorMapEncodeTiled", _FIRST_WITH_MAPS, 0), "finding cuTensorMapEncodeTiled")
-    number, pointer, numbers = ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p
-    kinds = (pointer, number, ctypes.c_uint32, pointer, *[numbers] * 4, *[number] * 4)
-    return ctypes.PYFUNCTYPE(number, *kinds)(int(found))
-
-
-class _OfThread(threading.local):
-    """Where the driver writes a map."""
-
-    def __init__(self) -> None:
-        self.encoded = parameter_buffer(bytes(TENSOR_MAP_BYTES))
-        self.address = ctypes.addressof(self.encoded)
-
-
-_LOCAL = _OfThread()
+    boxes = [*map(cu.cuuint32_t, box)], [cu.cuuint32_t(1)] * len(box)
+    return _Kind((dtype, box, swizzle_bytes, l2_promotion), cu.cuTensorMapEncodeTiled, (element, len(box)), (*boxes, *options))
 
 
 class TensorMapField:

