@@ -158,7 +158,7 @@ class AttentionDecodeSm90(Family):
             * problem.dtype.bytes
         )
         launch = KernelLaunch(blocks, values, self._tensor_maps(config, call, tiles), overlaps=read <= OVERLAPPING_BYTES)
-        if heads * w.batch % blocks == 0 and not problem.is_cached:  # whose sequences may be of different lengths
+        if not problem.is_cached and heads * w.batch % blocks == 0:  # whose sequences may be of different lengths
             return Program((launch,))
         partials = Buffer("partials", blocks * 2 * tiles.rows * (problem.head_dim_v + 4) * 4)
         return Program((launch,), (partials, Buffer("part_counters", blocks * config.row_groups * 4, BufferKind.STREAM_COUNTER)))

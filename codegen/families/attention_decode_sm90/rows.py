@@ -75,8 +75,6 @@ def seen_key_tiles(problem: Problem, workload: Workload, queries: int, block_kv:
     return max(1, most if keys == w.len_kv else min(most, (keys + block_kv - 2) // block_kv + 1))
 
 
-@of_sizes
-@lru_cache(maxsize=2**12)
 def blocks_for(heads: int, batch: int, key_tiles: int, sm_count: int) -> int:
     """Thread blocks among which `heads` heads of `batch` sequences, `key_tiles` each, are shared: at most one an SM, and a tile at least.
 
@@ -84,7 +82,12 @@ def blocks_for(heads: int, batch: int, key_tiles: int, sm_count: int) -> int:
     divides the heads of all sequences, or that they divide, unless that leaves more than a quarter of the SMs idle. Else it is a multiple
     of a sequence's heads, so that all of them are cut at the same keys, unless that leaves as many idle.
     """
-    most = min(sm_count, heads * batch * key_tiles)
+    return _shared_by(heads, batch, min(sm_count, heads * batch * key_tiles))
+
+
+@of_sizes
+@lru_cache(maxsize=2**12)
+def _shared_by(heads: int, batch: int, most: int) -> int:
     enough = range(most, int(LEAST_SHARE * most), -1)
     whole = (blocks for blocks in enough if blocks % (heads * batch) == 0 or heads * batch % blocks == 0)
     alike = (blocks for blocks in enough if blocks % heads == 0)
