@@ -14,9 +14,9 @@ from flashgen.codegen.seen import Ends
 from ...api import attention
 from ...kvcache import attention_with_kvcache
 from ...varlen import attention_varlen
+from ..signed_probabilities import signed_probabilities, signed_probabilities_of_sequences
 from .arguments import fits, fitted, length_of, raise_as_theirs, require_head_dim, softcap_of
 from .inference import inference
-from .s_dmask import signed_probabilities, signed_probabilities_of_sequences
 
 
 def uncached_call(

@@ -1,4 +1,4 @@
-"""What `return_attn_probs` gives where elements are dropped, as FlashAttention's tests read it: see `signed_probabilities`.
+"""Which elements of P a dropout keeps, as FlashAttention's tests and PyTorch's read it: see `signed_probabilities`.
 
 For tests alone: PyTorch computes it, in time and memory that grow with len_q * len_kv, by the links that oracles have of modifiers.
 """
@@ -12,11 +12,11 @@ from torch import Tensor
 
 from flashgen.codegen.seen import Ends
 
-from ...numerics.forward import product_in_fp32
-from ...numerics.link import Link, Rows, changed_scores, hidden_keys
-from ...numerics.modifiers.alibi import AlibiLink
-from ...numerics.modifiers.softcap import SoftcapLink
-from ...numerics.modifiers.window import WindowLink
+from ..numerics.forward import product_in_fp32
+from ..numerics.link import Link, Rows, changed_scores, hidden_keys
+from ..numerics.modifiers.alibi import AlibiLink
+from ..numerics.modifiers.softcap import SoftcapLink
+from ..numerics.modifiers.window import WindowLink
 
 
 def signed_probabilities(
