@@ -25,7 +25,7 @@ from flashgen.api import CaptureError
 from flashgen.build.artifact import CompileError
 from flashgen.codegen.errors import FlashgenError
 from flashgen.integrations import sdpa
-from flashgen.integrations.sdpa import activation, face, fused
+from flashgen.integrations.sdpa import activation, face, fused, states
 from flashgen.integrations.sdpa.face import pytorch_sdpa
 from flashgen.launch import cpu as launch_cpu
 from flashgen.launch.tensors import Tensors
@@ -73,7 +73,7 @@ def _copy(tensor: Tensor, computed: Tensor) -> None:
 
 
 @pytest.fixture
-def operators() -> Iterator[list[str]]:
+def activated() -> Iterator[tuple[activation.Activation, list[str]]]:
     """PyTorch's fused operators have kernels on the CPU: those of `activation`, before which were ones that only say that they ran."""
     library, passed = torch.library.Library("aten", "IMPL"), []
 
@@ -88,9 +88,16 @@ def operators() -> Iterator[list[str]]:
     for name in (*activation.FORWARD, *activation.BACKWARD):
         library.impl(name, before(name), "CPU")
     active = activation.Activation("CPU")
-    yield passed
+    yield active, passed
     active.remove()
+    activation._staying.pop("CPU")._destroy()
     library._destroy()
+
+
+@pytest.fixture
+def operators(activated: tuple[activation.Activation, list[str]]) -> list[str]:
+    """The names of those of PyTorch's fused operators that `activation` has passed on."""
+    return activated[1]
 
 
 def numbers(*shape: int, grad: bool = True, dtype: torch.dtype = torch.bfloat16, rows: bool = False) -> Tensor:
@@ -452,10 +459,11 @@ def on_meta(given: Any) -> Any:
 
 
 def require_form(found: Any, operator: Any, arguments: Any) -> None:
-    """Shapes, strides and dtypes are those of PyTorch's fakes."""
+    """Shapes, strides and dtypes are those of PyTorch's fakes, but for the dtype of the state of random numbers."""
     for own, fake in zip(found, operator(*map(on_meta, arguments)), strict=True):
         if isinstance(fake, Tensor):
-            assert (own.shape, own.stride(), own.dtype) == (fake.shape, fake.stride(), fake.dtype)
+            assert (own.shape, own.stride(), own.itemsize) == (fake.shape, fake.stride(), fake.itemsize)
+            assert own.dtype == fake.dtype or states.is_own(own)
         else:
             assert own == fake
 
@@ -540,12 +548,36 @@ def test_backward_is_by_whoever_ran_forward(on_cpu: list[Tensors], operators: li
         assert len(on_cpu) == 2
 
 
-def test_a_copied_mark_is_lost(on_cpu: list[Tensors], operators: list[str]) -> None:
-    q = numbers(*Q)
+@pytest.mark.parametrize("name", FUSED)
+def test_backward_is_flashgens_of_copies_and_behind_an_activation(
+    on_cpu: list[Tensors], activated: tuple[activation.Activation, list[str]], name: str
+) -> None:
+    active, passed_on = activated
+    q, operator = numbers(*Q), operator_of(name)
     with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
-        out = operator_of("flash")(q, q, q)[0]
+        out = operator(*arguments_of(name, [q, q, q], None, False))[0]
+    active.remove()
     out.sum().backward()
-    assert operators == ["_scaled_dot_product_flash_attention_backward"]
+    assert passed_on == []
+    assert len(on_cpu) == 2
+    operator(*arguments_of(name, [q, q, q], None, False))
+    assert passed_on == [f"_scaled_dot_product_{name}_attention"]
+
+
+def test_another_implementation_may_have_the_operators(on_cpu: list[Tensors], activated: tuple[activation.Activation, list[str]]) -> None:
+    q, name = numbers(*Q), "_scaled_dot_product_flash_attention_backward"
+    out = operator_of("flash")(q, q, q)[0]
+    activated[0].remove()
+    other = torch.library.Library("aten", "IMPL", "CPU")
+    other.impl(name, lambda d_out, q, *_, **__: (q, q, q), "CPU")  # PyTorch refuses that where Python has registered one already
+    with torch.no_grad():
+        state = torch.zeros(2, dtype=torch.int64)
+        arguments = (out, q, q, q, out, out, None, None, 6, 6, 0.0, False, state, state[0])
+        assert getattr(torch.ops.aten, name)(*arguments)[0] is q
+        other._destroy()
+    out.sum().backward()
+    assert len(on_cpu) == 2
+    assert activated[1] == []
 
 
 def test_lse_of_a_row_that_sees_no_key_is_that_of_pytorchs_kernel(on_cpu: list[Tensors], operators: list[str]) -> None:

@@ -1,7 +1,7 @@
 """Activating flashgen for a process: as an implementation of PyTorch's registry of flash attention, which knows one active one.
 
 Activated, `torch.nn.functional.scaled_dot_product_attention` is one that calls flashgen, and PyTorch's fused operators have kernels that
-do (fused.py). Restoring takes both back.
+do (fused.py). Restoring takes both back, but for backward kernels: they stay, and give PyTorch's what is not flashgen's.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch.nn.attention import (
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from . import counted, fused, packed
+from . import counted, fused, packed, states
 from .face import REFUSALS, attended_or_passed_on, is_causal_bias, of_causal_bias, reason_of
 
 IMPLEMENTATION = "flashgen"
@@ -40,7 +40,7 @@ FORWARD: dict[str, tuple[Callable[..., str | None], Callable[..., Any]]] = {
     "_scaled_dot_product_cudnn_attention": (fused.against_cudnn, fused.cudnn),
     "_flash_attention_forward": (packed.against_packed, packed.packed_flash),
 }
-# Their backward operators: where among the arguments what the forward kernel has marked is, and what runs them.
+# Their backward operators: where among the arguments the state of the forward pass is, and what runs them.
 BACKWARD: dict[str, tuple[int, Callable[..., Any]]] = {
     "_scaled_dot_product_flash_attention_backward": (12, fused.flash_backward),
     "_scaled_dot_product_efficient_attention_backward": (7, fused.efficient_backward),
@@ -115,20 +115,9 @@ class Activation:
         self._face = _face_before(self._before, self)
         self._library: torch.library.Library | None = torch.library.Library("aten", "IMPL")
         for name, (reason_against, run) in FORWARD.items():
-            self._register(name, dispatch_key, functools.partial(_forward_kernel, name, reason_against, run))
-        for name, (seed, run) in BACKWARD.items():
-            self._register(name, dispatch_key, functools.partial(_backward_kernel, seed, run))
+            _register(self._library, name, dispatch_key, functools.partial(_forward_kernel, name, reason_against, run))
+        _register_backward(dispatch_key)
         functional.scaled_dot_product_attention = self._face
-
-    def _register(self, name: str, dispatch_key: str, kernel_before: Callable[[Any], Callable[..., Any]]) -> None:
-        try:
-            before = torch.library.get_kernel(f"aten::{name}", dispatch_key)
-        except RuntimeError:  # PyTorch without CUDA has none
-            return
-        assert self._library is not None
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Warning only once for all operators")  # that a kernel is overridden, as is meant
-            self._library.impl(name, kernel_before(before), dispatch_key, with_keyset=True, allow_override=True)
 
     def remove(self) -> None:
         """PyTorch's registry calls this to restore what was there before."""
@@ -136,6 +125,31 @@ class Activation:
         if functional.scaled_dot_product_attention is self._face:
             functional.scaled_dot_product_attention = self._before
         self._library = None
+
+
+_staying: dict[str, torch.library.Library] = {}  # by dispatch key
+
+
+def _register_backward(dispatch_key: str) -> None:
+    """Backward kernels, once and for all: a backward pass may run behind the activation in which its forward pass ran."""
+    if dispatch_key in _staying:
+        return
+    library = torch.library.Library("aten", "IMPL")
+    for name, (state, run) in BACKWARD.items():
+        _register(library, name, dispatch_key, functools.partial(_backward_kernel, state, run))
+    torch.library._impls.difference_update(library._op_impls)  # else PyTorch would refuse kernels of another implementation in their place
+    _staying[dispatch_key] = library
+
+
+def _register(library: torch.library.Library, name: str, dispatch_key: str, kernel_before: Callable[[Any], Callable[..., Any]]) -> None:
+    """In place of an operator's kernel one that is made of it, if there is one."""
+    try:
+        before = torch.library.get_kernel(f"aten::{name}", dispatch_key)
+    except RuntimeError:  # PyTorch without CUDA has none
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Warning only once for all operators")  # that a kernel is overridden, as is meant
+        library.impl(name, kernel_before(before), dispatch_key, with_keyset=True, allow_override=True)
 
 
 def _mode_sees_calls() -> bool:
@@ -194,9 +208,9 @@ def _forward_kernel(name: str, reason_against: Callable[..., str | None], run: C
     return kernel
 
 
-def _backward_kernel(seed: int, run: Callable[..., Any], before: Any) -> Callable[..., Any]:
+def _backward_kernel(state: int, run: Callable[..., Any], before: Any) -> Callable[..., Any]:
     def kernel(keys: Any, *arguments: Any, **options: Any) -> Any:
-        if fused.is_marked(arguments[seed]):
+        if states.is_own(arguments[state]):
             return run(*arguments, **options)
         return before.call_boxed(keys, *arguments, **options)
 

@@ -3,10 +3,7 @@
 These are the operators that aten::scaled_dot_product_attention chooses among. Compiled graphs, PyTorch's C++ and jagged tensors call them
 past its Python name. What is returned has the shapes and strides of PyTorch's fakes, which compiled graphs count on.
 
-Forward kernels mark the tensor that would hold the seed of dropout by its storage offset: a backward call with the mark is flashgen's, and
-another one PyTorch's kernel's. Autograd, checkpointing and compiled graphs hand on the tensor itself. A hook that copies saved tensors, as
-torch.autograd.graph.save_on_cpu does, loses the mark: then PyTorch's kernel computes gradients, of flashgen's out and lse, which are to it
-what its own are. So dropout is passed on: with a copy, nothing would tell a backward kernel whose random numbers it is to draw again.
+Which backward kernel is flashgen's is told by states.py.
 """
 
 from __future__ import annotations
@@ -24,20 +21,9 @@ from flashgen.operators.gradients import attention_backward, attention_tensors_b
 from flashgen.operators.registration import attention_forward, forward_on_gpu
 
 from .face import DTYPES
+from .states import OF_FLASH, state_of_forward
 
 Tensor = torch.Tensor
-_MARK = 2  # elements before a marked tensor in its storage: 16 bytes, to which Inductor expects outputs to be aligned
-
-
-def marked(query: Tensor, dtype: torch.dtype, size: int | None = None) -> Tensor:
-    """A tensor in place of a seed, on query's device, which `is_marked` knows. size: of its one dimension; none for a number."""
-    storage = query.new_empty(_MARK + (size or 1), dtype=dtype)
-    return storage[_MARK] if size is None else storage[_MARK:]
-
-
-def is_marked(seed: Tensor | None) -> bool:
-    """Whether flashgen has computed the forward pass that gave this seed."""
-    return seed is not None and seed.storage_offset() == _MARK
 
 
 # ---- what flashgen does not take
@@ -105,8 +91,8 @@ def flash(
     """_scaled_dot_product_flash_attention."""
     out, lse = _forward(query, key, value, is_causal, scale)
     out = like_empty(out, query) if out.shape == query.shape else out
-    seed, unused = marked(query, torch.uint64, 2), query.new_empty((), dtype=torch.uint64)
-    return out, lse, None, None, query.shape[2], key.shape[2], seed, unused, query.new_empty(0)
+    state, unused = state_of_forward(query, OF_FLASH, 0.0), query.new_empty((), dtype=torch.uint64)
+    return out, lse, None, None, query.shape[2], key.shape[2], state, unused, query.new_empty(0)
 
 
 def efficient(
@@ -120,7 +106,7 @@ def efficient(
     if wants_lse:
         # 0 for a row that sees no key, as PyTorch's kernel has it: its backward kernel, and flashgen's, make nothing of that
         torch.nan_to_num(lse, math.nan, math.inf, 0.0, out=padded[..., : lse.shape[2]])
-    return out, padded, marked(query, torch.int64), query.new_empty((), dtype=torch.int64)
+    return out, padded, state_of_forward(query, (), 0.0), query.new_empty((), dtype=torch.int64)
 
 
 def cudnn(
@@ -129,8 +115,8 @@ def cudnn(
 ) -> tuple[Any, ...]:  # fmt: skip
     """_scaled_dot_product_cudnn_attention. out lies in memory as query does; lse: [batch, heads, len_q, 1]."""
     out, lse = _forward(query, key, value, is_causal, scale, bias)
-    seed, offset = marked(query, torch.int64), query.new_empty((), dtype=torch.int64)
-    return out, lse.unsqueeze(3), None, None, query.shape[2], key.shape[2], seed, offset, None
+    state, offset = state_of_forward(query, (), 0.0), query.new_empty((), dtype=torch.int64)
+    return out, lse.unsqueeze(3), None, None, query.shape[2], key.shape[2], state, offset, None
 
 
 def _forward(

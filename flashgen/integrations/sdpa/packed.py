@@ -16,7 +16,8 @@ from flashgen.operators.packed_gradients import attention_varlen_backward
 from flashgen.varlen import attention_varlen
 
 from .face import DTYPES
-from .fused import like_empty, marked
+from .fused import like_empty
+from .states import OF_FLASH, state_of_forward
 
 Tensor = torch.Tensor
 
@@ -63,7 +64,7 @@ def packed_flash(
                 scale=scale, window=window, return_lse=True,
             )  # fmt: skip
     unused = query.new_empty((), dtype=torch.uint64)
-    return like_empty(out, query), lse, marked(query, torch.uint64, 2), unused, query.new_empty(0)
+    return like_empty(out, query), lse, state_of_forward(query, OF_FLASH, 0.0), unused, query.new_empty(0)
 
 
 def packed_flash_backward(
