@@ -167,13 +167,16 @@ def _with_functions(
     return found
 
 
-def complete(modified: Modified, given: Given, q: torch.Tensor) -> Modified:
-    """What operators are told where `modified_of_call` gives both: with the axes that a mask lacks, and a seed that is drawn now."""
+def complete(modified: Modified, given: Given, q: torch.Tensor, seed: torch.Tensor | None = None) -> Modified:
+    """What operators are told where `modified_of_call` gives both: with the axes that a mask lacks, and a seed.
+
+    seed: int64, of no dimensions; None for one that is drawn now
+    """
     names, sizes, numbers, tensors = modified
     if OF_KEYS in given.names:
         given, tensors = with_made_axes(given, tensors)
     if UNDRAWN in given.names:
-        _, tensors = with_seed(given, tensors, drawn_seed(q.device))
+        _, tensors = with_seed(given, tensors, drawn_seed(q.device) if seed is None else seed)
     return names, sizes, numbers, tensors
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.attention.bias import causal_lower_right
 
 from flashgen.integrations import sdpa
+from flashgen.integrations.sdpa import states
 from flashgen.integrations.sdpa.face import pytorch_sdpa
+from flashgen.numerics.modifiers.dropout import dropout_mask
 
 pytestmark = pytest.mark.gpu
 SDPA = "scaled_dot_product_attention"
@@ -146,6 +149,70 @@ def test_each_way_by_which_a_call_comes() -> None:
     torch.testing.assert_close(compiled(q), expected, atol=0.05, rtol=0.05)
     assert sdpa.report().run == {}
     assert odd.grad is not None
+
+
+@pytest.mark.parametrize("name", ["flash", "cudnn"])
+def test_dropout_of_operators(name: str) -> None:
+    """Out and gradients are those of the elements that the state keeps: at most twice the error of PyTorch's bf16, plus rounding."""
+    tensors, p, is_flash = [views(2, 4, 300, 64, seed) for seed in range(3)], 0.2, name == "flash"
+    operator = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention").default
+    with sdpa.enabled():
+        found = operator(*tensors, p, True, True) if is_flash else operator(*tensors, None, True, p, True)
+    kept = dropout_mask(states.seed_of_state(found[6]), p, 2, 4, 300, 300, found[0].device)
+    if is_flash:
+        assert (found[-1][:, :, :300, :300] >= 0).equal(kept | torch.ones(300, 300, dtype=torch.bool, device="cuda").triu(1))
+    d_out = torch.randn_like(found[0])
+
+    def by_math(dtype: torch.dtype) -> list[Tensor]:
+        own = [tensor.detach().to(dtype).requires_grad_() for tensor in tensors]
+        out = torch.ops.aten._scaled_dot_product_attention_math(*own, None, p, True, kept)[0]
+        return [out, *torch.autograd.grad(out, own, d_out.to(dtype))]
+
+    exact, plain = by_math(torch.float32), by_math(torch.bfloat16)
+    for own, ref, other in zip([found[0], *torch.autograd.grad(found[0], tensors, d_out)], exact, plain, strict=True):
+        assert (own.float() - ref).abs().max() <= 2 * (other.float() - ref).abs().max() + 2**-8 * ref.abs().max()
+    assert sum(sdpa.report().run.values()) == 1
+
+
+@pytest.mark.parametrize("way", ["bound", "compiled", "on cpu"])
+def test_gradients_drop_what_the_forward_pass_dropped(way: str) -> None:
+    """The backward pass runs behind the activation. Out is linear in value, so that <d_out, out> is <value, d_value>."""
+    query, key, value = (numbers(2, 4, 256, 64, seed=seed) for seed in range(3))
+
+    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return functional.scaled_dot_product_attention(query, key, value, dropout_p=0.5)
+
+    compiled = torch.compile(call, fullgraph=True)
+    compiled(query, key, value)  # before
+    with sdpa.enabled(), torch.autograd.graph.save_on_cpu() if way == "on cpu" else contextlib.nullcontext():
+        out = compiled(query, key, value) if way == "compiled" else pytorch_sdpa(query, key, value, dropout_p=0.5)
+    d_out = torch.randn_like(out)
+    (d_value,) = torch.autograd.grad(out, value, d_out)
+    products, others = (d_out.double() * out.double()).sum(), (value.double() * d_value.double()).sum()
+    assert abs(products - others) <= 0.02 * (d_out.double() * out.double()).square().sum().sqrt()
+    assert sum(sdpa.report().run.values()) == 1
+    assert sdpa.report().passed_on == {}
+
+
+@pytest.mark.parametrize("name", ["flash", "cudnn"])
+def test_a_captured_dropout_differs_in_each_replay(name: str) -> None:
+    q = numbers(2, 4, 256, 64, grad=False)
+    operator = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention").default
+    arguments = (q, q, q, 0.5, False, True) if name == "flash" else (q, q, q, None, True, 0.5)
+    with sdpa.enabled():
+        operator(*arguments)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            found = operator(*arguments)
+    outs = []
+    for _ in range(2):
+        graph.replay()
+        outs.append(found[0].clone())
+        kept = dropout_mask(states.seed_of_state(found[6]), 0.5, 2, 4, 256, 256, q.device)
+        exact = torch.ops.aten._scaled_dot_product_attention_math(*3 * [q.float()], None, 0.5, False, kept)[0]
+        torch.testing.assert_close(found[0].float(), exact, atol=0.03, rtol=0.03)
+        assert name != "flash" or (found[-1] >= 0).equal(kept)
+    assert not outs[0].equal(outs[1])
 
 
 @pytest.mark.parametrize("is_empty", [False, True])

@@ -29,6 +29,7 @@ from flashgen.integrations.sdpa import activation, face, fused, states
 from flashgen.integrations.sdpa.face import pytorch_sdpa
 from flashgen.launch import cpu as launch_cpu
 from flashgen.launch.tensors import Tensors
+from flashgen.numerics.modifiers.dropout import dropout_mask
 from flashgen.numerics.oracle import oracle_of
 from flashgen.operators import cpu
 
@@ -461,10 +462,10 @@ def on_meta(given: Any) -> Any:
 def require_form(found: Any, operator: Any, arguments: Any) -> None:
     """Shapes, strides and dtypes are those of PyTorch's fakes, but for the dtype of the state of random numbers."""
     for own, fake in zip(found, operator(*map(on_meta, arguments)), strict=True):
-        if isinstance(fake, Tensor):
+        if isinstance(fake, Tensor) and own is not None:
             assert (own.shape, own.stride(), own.itemsize) == (fake.shape, fake.stride(), fake.itemsize)
             assert own.dtype == fake.dtype or states.is_own(own)
-        else:
+        elif own is not None:
             assert own == fake
 
 
@@ -498,6 +499,40 @@ def with_expected(tensors: list[Tensor], bias: Tensor | None, is_causal: bool) -
     return [out, *torch.autograd.grad(out, [t for t in own if t is not None and t.requires_grad], torch.ones_like(out))]
 
 
+@pytest.mark.parametrize("rows", [False, True])
+@pytest.mark.parametrize("name", ["flash", "cudnn"])
+def test_dropout_of_a_fused_operator(on_cpu: list[Tensors], operators: list[str], name: str, rows: bool) -> None:
+    """Gradients drop what the forward pass has dropped, of copies of what it saved, too."""
+    tensors, p, is_flash = [numbers(*shape, rows=rows) for shape in (Q, K, K)], 0.4, name == "flash"
+    bias = None if is_flash else numbers(2, 4, 6, 10, grad=False)
+    arguments = (*tensors, p, is_flash, is_flash) if is_flash else (*tensors, bias, True, p)
+    operator = operator_of(name)
+    torch.manual_seed(7)
+    with torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda tensor: tensor):
+        found = operator(*arguments)
+    require_form((*found[:-1], None), operator, arguments)  # the fake of the last has another shape than PyTorch's own tensor
+    kept = dropout_mask(states.seed_of_state(found[6]), p, *Q[:3], K[2], torch.device("cpu"))
+    assert 0.45 < kept.float().mean() < 0.75
+    q, k, v = (tensor.detach().float().requires_grad_() for tensor in tensors)
+    hidden = torch.ones(6, 10, dtype=torch.bool).tril(4).logical_not()
+    added = torch.zeros(6, 10).masked_fill(hidden, float("-inf")) if bias is None else bias.float()
+    expected = torch.ops.aten._scaled_dot_product_attention_math(q, k, v, added, p, False, kept)[0]
+    wanted = torch.autograd.grad(expected, (q, k, v), torch.ones_like(expected))
+    for own, other in zip((found[0], *torch.autograd.grad(found[0], tensors, torch.ones_like(found[0]))), (expected, *wanted), strict=True):
+        torch.testing.assert_close(own.float(), other, atol=0.03, rtol=0.02)
+    if is_flash:
+        signed = found[-1]
+        assert signed.shape == (2, 4, 128, 128)
+        assert (signed[:, :, :6, :10][..., ~hidden] >= 0).equal(kept[..., ~hidden])
+        assert signed[:, :, :6, :10][..., hidden].count_nonzero() == 0
+        assert signed.count_nonzero() == 8 * (~hidden).sum()
+    torch.manual_seed(7)
+    assert operator(*arguments)[0].equal(found[0])
+    assert not operator(*arguments)[0].equal(found[0])
+    assert sdpa.report() == ({f"_scaled_dot_product_{name}_attention": 3}, {})
+    assert operators == []
+
+
 def test_packed_operator(on_cpu: list[Tensors], operators: list[str]) -> None:
     values, offsets = [numbers(14, 4, 8) for _ in "qkv"], torch.tensor([0, 5, 5, 14], dtype=torch.int32)
     operator = torch.ops.aten._flash_attention_forward.default
@@ -519,8 +554,18 @@ def test_packed_operator(on_cpu: list[Tensors], operators: list[str]) -> None:
 def test_operators_pass_on(on_cpu: list[Tensors], operators: list[str]) -> None:
     q = numbers(*Q, grad=False)
     calls = [
-        (operator_of("flash"), (q, q, q, 0.5), "dropout within a compiled graph or C++"),
-        (operator_of("flash"), (q, q, q, 0.0, False, True), "a dropout mask is asked for"),
+        (operator_of("flash"), (q, q, q, 0.0, False, True), "a dropout mask is asked for, without dropout"),
+        (operator_of("cudnn"), (q, q, q, None, False, 0.5, False, True), "a dropout mask of cuDNN's operator is asked for"),
+        (
+            operator_of("efficient"),
+            (q, q, q, None, False, 0.5),
+            "dropout of efficient attention, of which torch._fill_mem_eff_dropout_mask_ tells by the seed what it drops",
+        ),
+        (
+            torch.ops.aten._flash_attention_forward.default,
+            (q, q, q, None, None, 4, 4, 0.5, False, False),
+            "dropout of PyTorch's operator of packed sequences",
+        ),
         (operator_of("efficient"), (q.float(), q.float(), q.float(), None, False), "dtype torch.float32"),
         (operator_of("cudnn"), (numbers(*K), q, q, None, False, 0.0, True), "is_causal of cuDNN's operator where lengths differ"),
     ]
@@ -606,10 +651,19 @@ def test_compiled_before_and_while_active(on_cpu: list[Tensors], operators: list
     def efficient(q: Tensor, bias: Tensor) -> Tensor:
         return operator_of("efficient")(q, q, q, bias, True)[0] * 2  # type: ignore[no-any-return]
 
+    @torch.compile(fullgraph=True, backend=backend)
+    def dropped(q: Tensor, v: Tensor) -> Tensor:
+        return operator_of("flash")(q, q, v, 0.5)[0]  # type: ignore[no-any-return]
+
     flash(q).sum().backward()
     efficient(q, bias).sum().backward()
     assert bias.grad is not None
-    assert sum(sdpa.report().run.values()) == 2
+    v = numbers(2, 4, 6, 8)
+    out = dropped(q, v)
+    (d_v,) = torch.autograd.grad(out.square().sum(), v)
+    assert not out.equal(dropped(q, v))
+    torch.testing.assert_close((d_v * v).sum(), 2 * out.square().sum(), atol=0, rtol=0.02)  # out is linear in v
+    assert sum(sdpa.report().run.values()) == 4
     assert operators == []
 
 

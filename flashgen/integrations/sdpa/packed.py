@@ -34,7 +34,7 @@ def against_packed(
     if debug:
         return "a dropout mask is asked for"
     if dropout_p != 0.0:
-        return "dropout within a compiled graph or C++"
+        return "dropout of PyTorch's operator of packed sequences"
     if query.dtype not in DTYPES:
         return f"dtype {query.dtype}"
     if query.shape[-1] % 8 or value.shape[-1] % 8 or query.shape[-1] > 256 or value.shape[-1] != query.shape[-1]:
