@@ -54,7 +54,7 @@ std::string name_of_problem(const json::Value& kernel) {
 }
 
 // The problem's kernel for this architecture: '9.0' is sm_90a in a manifest, with the suffix of the instructions that only it has.
-const json::Value& find_kernel(const json::Value& manifest, const std::string& folder, const std::string& problem, int major, int minor) {
+const json::Value& find_kernel(const json::Value& manifest, const std::string& folder, const char* problem, int major, int minor) {
   const std::string plain = "sm_" + std::to_string(major) + std::to_string(minor);
   std::string there;
   for (const json::Value& kernel : manifest.at("kernels").items) {
