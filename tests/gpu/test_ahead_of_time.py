@@ -20,6 +20,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.records import sources
 from flashgen.selection import loaded
 from tests.support.cpp_example import EXAMPLE, build, run
+from tests.support.inductor import without_vectors
 
 pytestmark = pytest.mark.gpu
 
@@ -151,7 +152,7 @@ print(torch.equal(got, want))
 
 
 @pytest.mark.parametrize("way", ["export", "aoti"])
-def test_an_exported_model_is_as_eager_in_a_fresh_process(way: str, tmp_path: Path) -> None:
+def test_an_exported_model_is_as_eager_in_a_fresh_process(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer, x = Twice().cuda(), torch.randn(2, 500, 768, device="cuda", dtype=torch.bfloat16)
     with torch.no_grad():
@@ -159,6 +160,7 @@ def test_an_exported_model_is_as_eager_in_a_fresh_process(way: str, tmp_path: Pa
         program = torch.export.export(layer, (x[:, :384].contiguous(),), dynamic_shapes=({1: torch.export.Dim("length", min=8, max=4096)},))
         assert torch.equal(program.module()(x), want)
     if way == "aoti":
+        without_vectors(monkeypatch)
         torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     else:
         torch.export.save(program, tmp_path / "model.pt2")

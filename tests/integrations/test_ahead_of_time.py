@@ -29,6 +29,7 @@ from flashgen.selection import bundle
 from flashgen.selection.bundle import Generated
 from flashgen.selection.families import default_spec
 from tests.support.cpp_example import EXAMPLE, build, run
+from tests.support.inductor import without_vectors
 from tests.support.made_artifacts import made_artifact
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -271,7 +272,7 @@ print(torch.equal(got, want))
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["export", "aoti"])
 @pytest.mark.usefixtures("on_cpu")
-def test_a_model_is_exported_and_run_by_a_fresh_process(way: str, tmp_path: Path) -> None:
+def test_a_model_is_exported_and_run_by_a_fresh_process(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer, x = Layer().eval(), torch.randn(2, 11, 16)
     with torch.no_grad():
@@ -279,6 +280,7 @@ def test_a_model_is_exported_and_run_by_a_fresh_process(way: str, tmp_path: Path
         program = torch.export.export(layer, (torch.randn(2, 16, 16),), dynamic_shapes=({1: torch.export.Dim("length", min=8, max=64)},))
         assert torch.equal(program.module()(x), want[1])
     if way == "aoti":
+        without_vectors(monkeypatch)
         torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     else:
         torch.export.save(program, tmp_path / "model.pt2")
