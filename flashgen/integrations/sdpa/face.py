@@ -53,7 +53,7 @@ def scaled_dot_product_attention(
        gradient; of a shape that broadcasts to [..., heads, len_q, len_kv]. Or a bias of torch.nn.attention.bias.
     is_causal: query i sees the keys j <= i, from the top left also where lengths differ
     dropout_p, scale, enable_gqa: as PyTorch has them. Seeds come from PyTorch's generator, but its own kernels drop other elements.
-    Returns [..., heads, len_q, head_dim_v]. A row that sees no key gives 0, as PyTorch's fused kernels do.
+    Returns [..., heads, len_q, head_dim_v]. A row that sees no key gives 0, as PyTorch's math and efficient kernels have it.
 
     What flashgen does not take (other dtypes, CPU tensors without FLASHGEN_CPU=1, head dims that are no multiple of 8, ...) PyTorch
     computes, or refuses: `report` says how often, and why. Raises what PyTorch raises.
