@@ -84,6 +84,20 @@ def test_a_call_is_bound_to_a_kernel_and_has_its_buffers(d: int, family: str, me
     assert gradient_plan_for(*arguments) is plan
 
 
+@pytest.mark.parametrize("len_kv", [200, 0])  # with a kernel, and where all gradients are 0
+def test_under_heads_first_each_gradient_lies_in_memory_as_its_tensor_does(len_kv: int, memory: list[int]) -> None:
+    def first(tensor: Any) -> Any:
+        return OnGpu(torch.Tensor.transpose(tensor, 1, 2))
+
+    q, _, v, out, lse, d_out, d_lse, causal, scale, _, deterministic = call(len_kv=len_kv)  # rows first
+    heads_first = OnGpu(torch.zeros(2, 2, len_kv, 64, dtype=torch.bfloat16))  # as a cache has keys
+    saved = first(q), heads_first, first(v), first(out), lse, first(d_out), d_lse
+    found = gradient_plan_for(*saved, causal, scale, "bhsd", deterministic)(*saved)
+    for gradient, tensor in zip(found, saved, strict=False):
+        assert gradient.shape == tensor.shape
+        assert gradient.stride() == tensor.stride() or not gradient.numel()
+
+
 def test_what_differs_has_a_plan_of_its_own(memory: list[int]) -> None:
     first = gradient_plan_for(*call())
     changes: tuple[dict[str, Any], ...] = (
