@@ -92,7 +92,7 @@ def test_under_heads_first_each_gradient_lies_in_memory_as_its_tensor_does(len_k
     q, _, v, out, lse, d_out, d_lse, causal, scale, _, deterministic = call(len_kv=len_kv)  # rows first
     heads_first = OnGpu(torch.zeros(2, 2, len_kv, 64, dtype=torch.bfloat16))  # as a cache has keys
     saved = first(q), heads_first, first(v), first(out), lse, first(d_out), d_lse
-    found = gradient_plan_for(*saved, causal, scale, "bhsd", deterministic)(*saved)
+    found = gradient_plan_for(*saved, causal, scale, "bhsd", deterministic).run(*saved)
     for gradient, tensor in zip(found, saved, strict=False):
         assert gradient.shape == tensor.shape
         assert gradient.stride() == tensor.stride() or not gradient.numel()
