@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 
 import pytest
 
@@ -11,7 +12,7 @@ from flashgen.codegen.attention import attention_call
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.families.attention_decode_sm90.config import AttentionDecodeSm90Config as Config
 from flashgen.codegen.families.attention_decode_sm90.family import FAMILY
-from flashgen.codegen.families.attention_decode_sm90.rows import LEAST_SHARE, RowTiles, blocks_for, row_tiles
+from flashgen.codegen.families.attention_decode_sm90.rows import LEAST_SHARE, RowTiles, blocks_for, row_tiles, seen_key_tiles
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.program import BufferKind
@@ -164,7 +165,7 @@ def test_masks_are_for_heads_that_leave_registers() -> None:
 @pytest.mark.parametrize("sequences", [Sequences.DENSE, Sequences.CACHED])
 @pytest.mark.parametrize(
     ("window", "tiles"),
-    [({"window_left": 100, "window_right": 0}, 3), ({"window_left": 20000}, 128), ({"window_right": 0}, 128), ({"chunk": 200}, 8)],
+    [({"window_left": 100, "window_right": 0}, 3), ({"window_left": 20000}, 128), ({"window_right": 0}, 128), ({"chunk": 200}, 5)],
 )
 def test_shares_are_of_tiles_that_some_row_sees(sequences: Sequences, window: dict[str, int], tiles: int) -> None:
     pages = {"page_size": 8192, "table_pages": 1, "pages": 2} if sequences is Sequences.CACHED else {}
@@ -173,6 +174,20 @@ def test_shares_are_of_tiles_that_some_row_sees(sequences: Sequences, window: di
     call = attention_call(problem, Workload(2, 8, 2, 4, 8192, **window, **pages))
     (launch,) = FAMILY.program(Config(1, 2, 64, 4), call, H200).launches
     assert launch.values["key_tiles"] == tiles
+
+
+@pytest.mark.parametrize("mask", Mask)
+def test_no_row_of_a_chunk_sees_keys_behind_the_tiles_of_a_share(mask: Mask) -> None:
+    rng, problem = random.Random(7), dataclasses.replace(PROBLEM, mask=mask, modifiers=("chunk",))
+    for _ in range(300):
+        len_q, len_kv, chunk, queries, block_kv = (rng.randint(1, most) for most in (40, 300, 90, 20, 40))
+        tiles = seen_key_tiles(problem, Workload(1, 1, 1, len_q, len_kv, chunk=chunk), queries, block_kv)
+        for first in range(0, len_q, queries):
+            own = [i + len_kv - len_q for i in range(first, min(first + queries, len_q)) if i + len_kv >= len_q]
+            seen = [
+                k for i in own for k in range(i // chunk * chunk, min(i // chunk * chunk + chunk, len_kv)) if mask is Mask.FULL or k <= i
+            ]
+            assert not seen or max(seen) // block_kv - min(seen) // block_kv < tiles
 
 
 def test_more_tiles_than_an_int_counts_are_refused() -> None:

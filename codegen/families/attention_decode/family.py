@@ -46,7 +46,7 @@ class AttentionDecode(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_decode.cu.j2."""
 
     name = "attention_decode"
-    revision = 3
+    revision = 4
     modifiers = (
         *("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "prefix_len", "sinks", "softcap", "traced", "tree_mask", "window"),
     )

@@ -70,8 +70,9 @@ def seen_key_tiles(problem: Problem, workload: Workload, queries: int, block_kv:
     if w.window_left != OPEN:
         right = min(w.window_right, 0) if problem.mask is Mask.CAUSAL else w.window_right
         keys = min(keys, max(1, queries + w.window_left + right))
-    if w.chunk != OPEN:
-        keys = min(keys, queries + 2 * w.chunk)
+    if w.chunk != OPEN:  # what lies behind a chunk's last query is keys of other queries, where a causal mask does not hide it
+        behind = 0 if problem.mask is Mask.CAUSAL else min(w.chunk, max(0, w.len_q - queries))
+        keys = min(keys, queries + w.chunk + behind)
     return max(1, most if keys == w.len_kv else min(most, (keys + block_kv - 2) // block_kv + 1))
 
 
