@@ -32,8 +32,9 @@ WIDE = given((2, 100), heads=(9, 3), width=(128, 256))
 RISING = given((3, 600), heads=(9, 3), rising=-40.0)
 # Rounding a scaled maximum is worth more than an exponent's range.
 HUGE = given((2, 200), heads=(9, 3), dtype=Dtype.BF16, magnitude=1e12)
-# 120 rows: of two row groups the second has fewer than 64; and 131 of 71 heads, which take several tiles.
-ROWS = given((24, 300), heads=(10, 2), batch=2, mask=Mask.CAUSAL, config=TWO_ROW_GROUPS)
+# 120 rows, of so many keys that heads have several parts: of two row groups the second has fewer than 64; and 131 of 71 heads, which take
+# several tiles.
+ROWS = given((24, 600), heads=(10, 2), batch=2, mask=Mask.CAUSAL, config=TWO_ROW_GROUPS)
 TILES = given((2, 100), heads=(71, 1), batch=2, config=ONE)
 # A part is one tile, so that one of two key groups has none of it.
 ONE_TILE = given((3, 20), heads=(30, 15))

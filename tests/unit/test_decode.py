@@ -39,6 +39,12 @@ CACHED = dataclasses.replace(PROBLEM, sequences=Sequences.CACHED)
         ((1, 32, 8, 1, 8192), dataclasses.replace(PLAIN, blocks_per_sm=2), Shares(1, 8, 128, 216)),
         ((1, 32, 8, 5, 8192), PLAIN, Shares(2, 16, 128, 96)),  # 20 rows, two items; 6 blocks an item
         ((1, 32, 8, 5, 8192), dataclasses.replace(PLAIN, block_q=32), Shares(1, 8, 128, 104)),
+        (
+            (1, 32, 1, 1, 8192),
+            dataclasses.replace(PLAIN, block_q=32),
+            Shares(1, 1, 128, 15),
+        ),  # with more parts, adding them up takes longer
+        ((1, 64, 1, 1, 8192), dataclasses.replace(PLAIN, block_q=64), Shares(1, 1, 128, 108)),  # not so with more rows
         ((64, 32, 32, 1, 2048), PLAIN, Shares(1, 2048, 32, 96)),  # all heads of a sequence at the same keys
         ((2, 8, 8, 1, 0), PLAIN, Shares(1, 16, 1, 16)),  # somebody writes what sees no key
         ((2, 8, 8, 0, 100), PLAIN, Shares(0, 0, 2, 0)),

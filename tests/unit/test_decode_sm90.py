@@ -12,7 +12,7 @@ from flashgen.codegen.attention import attention_call
 from flashgen.codegen.devices import find_device
 from flashgen.codegen.families.attention_decode_sm90.config import AttentionDecodeSm90Config as Config
 from flashgen.codegen.families.attention_decode_sm90.family import FAMILY
-from flashgen.codegen.families.attention_decode_sm90.rows import LEAST_SHARE, RowTiles, blocks_for, row_tiles, seen_key_tiles
+from flashgen.codegen.families.attention_decode_sm90.rows import LEAST_SHARE, RowTiles, blocks_for, most_parts, row_tiles, seen_key_tiles
 from flashgen.codegen.family import find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.program import BufferKind
@@ -64,16 +64,52 @@ def test_rows_are_packed(group: int, len_q: int, most: int, tiles: RowTiles) -> 
     ],
 )
 def test_shares_end_where_heads_end_if_that_costs_few_sms(heads: int, key_tiles: int, blocks: int) -> None:
-    assert blocks_for(heads, 1, key_tiles, 132) == blocks
+    assert blocks_for(heads, 1, key_tiles, 132, key_tiles) == blocks
 
 
 def test_no_more_blocks_than_tiles_and_none_idle_for_nothing() -> None:
     for heads, batch, key_tiles, sms in itertools.product((1, 3, 7, 64, 500), (1, 5, 131), (1, 2, 9, 300), (1, 7, 108, 132)):
-        blocks = blocks_for(heads, batch, key_tiles, sms)
+        blocks = blocks_for(heads, batch, key_tiles, sms, key_tiles)
         most = min(sms, heads * batch * key_tiles)
         assert LEAST_SHARE * most < blocks <= most
         if blocks < most:
             assert not (blocks % heads and heads * batch % blocks)
+
+
+@pytest.mark.parametrize(
+    ("heads", "batch", "key_tiles", "parts", "blocks"),
+    [
+        (1, 1, 128, 15, 15),
+        (8, 1, 128, 15, 128),  # nearly all
+        (8, 1, 128, 11, 64),  # 88 would be more than half, and not nearly all
+        (8, 2, 64, 7, 64),
+        (1, 4, 128, 22, 64),
+        (100, 1, 64, 1, 100),
+        (8, 1, 3, 40, 24),  # no more than there are tiles
+    ],
+)
+def test_parts_are_no_more_than_is_worth_adding_up(heads: int, batch: int, key_tiles: int, parts: int, blocks: int) -> None:
+    assert blocks_for(heads, batch, key_tiles, 132, parts) == blocks
+
+
+@pytest.mark.parametrize(
+    ("group", "len_q", "keys", "parts"),
+    [
+        (4, 1, 8192, 44),
+        (4, 16, 8192, 11),
+        (32, 1, 8192, 15),
+        (4, 16, 1024, 3),
+        (4, 16, 16, 1),
+    ],
+)
+def test_as_many_parts_as_are_read_and_added_up_soonest(group: int, len_q: int, keys: int, parts: int) -> None:
+    """A part's keys and all partial outputs of a head take the same time there, as far as whole parts allow that."""
+    rows = group * len_q
+    assert most_parts(PROBLEM, keys, rows) == parts
+    assert [keys * 512 // p >= p * rows * 132 * 4 for p in (parts, parts + 1)] in ([True, False], [False, False])
+    spec = Workload(1, group, 1, len_q, keys)
+    (launch,) = FAMILY.program(Config(1, 2, 64, 4), attention_call(PROBLEM, spec), H200).launches
+    assert launch.grid == min(parts, -(-keys // 64))
 
 
 @pytest.mark.parametrize(
@@ -87,7 +123,7 @@ def test_no_more_blocks_than_tiles_and_none_idle_for_nothing() -> None:
     ],
 )
 def test_all_heads_of_a_sequence_are_cut_at_the_same_keys(heads: int, batch: int, blocks: int) -> None:
-    assert blocks_for(heads, batch, 100, 132) == blocks
+    assert blocks_for(heads, batch, 100, 132, 100) == blocks
 
 
 def test_partial_outputs_only_where_a_head_is_in_several_blocks() -> None:

@@ -10,7 +10,7 @@ from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
 from ..attention_decode_sm90.boxes import PART_COST
-from ..attention_decode_sm90.rows import blocks_for, seen_key_tiles
+from ..attention_decode_sm90.rows import blocks_for, most_parts, seen_key_tiles
 from .config import AttentionDecodeConfig
 
 LEAST_TILE, MOST_TILES = 16, 2**31 - 1
@@ -18,6 +18,7 @@ LEAST_TILE, MOST_TILES = 16, 2**31 - 1
 # warps of a block have of O is then added up in many steps.
 SPLIT_KEYS, LONGER_SPLIT_KEYS = 1024, 2048
 NARROW, WIDE_HEADS = 64, 128  # up to these head dims, and above those, splits are longer
+FEW_ROWS = 32  # with more, an SM's products take longer than its keys, and all SMs should have some
 MOST_SPLIT_ROWS = 64  # of a key/value head: with more, there are items enough without splits
 
 
@@ -59,7 +60,10 @@ def shares_of(config: AttentionDecodeConfig, problem: Problem, workload: Workloa
         unit = -(-key_tiles // max(1, MOST_TILES // items - PART_COST))
     shares = Shares(row_tiles, items, key_tiles, 0, unit, problem.batch_invariant)
     of_sequence, most = workload.heads_kv * row_tiles, device.sm_count * config.blocks_per_sm
-    blocks = blocks_for(of_sequence, workload.batch, shares.units, most) if items else 0
+    parts, rows = shares.units, min(config.block_q, workload.len_q * group)
+    if not shares.are_splits and rows <= FEW_ROWS:
+        parts = most_parts(problem, key_tiles * config.block_kv, rows)
+    blocks = blocks_for(of_sequence, workload.batch, shares.units, most, parts) if items else 0
     return Shares(row_tiles, items, key_tiles, blocks, unit, problem.batch_invariant)
 
 

@@ -25,7 +25,7 @@ from . import model, storage
 from .boxes import PART_COST, box_block, box_values
 from .config import AttentionDecodeSm90Config
 from .registers import WIDEST_OF_KEY_GROUPS, ahead_reasons, needed_registers, registers
-from .rows import COUNTED_ROWS, RowTiles, aligned_shares, blocks_for, seen_key_tiles, size_reasons, tiles_of
+from .rows import COUNTED_ROWS, RowTiles, aligned_shares, blocks_for, most_parts, partial_bytes, seen_key_tiles, size_reasons, tiles_of
 
 L2_PROMOTION = 128  # bytes: by more, the L2 would fetch the next panel's half of a row before that is asked for, and again when it is
 LEAST_KEYS = 32  # of a tile
@@ -134,7 +134,7 @@ class AttentionDecodeSm90(Family):
         problem, w = call.problem, call.workload
         tiles = tiles_of(w, config.rows)
         heads, key_tiles = w.heads_kv * tiles.count, seen_key_tiles(problem, w, tiles.queries, config.block_kv)
-        blocks = blocks_for(heads, w.batch, key_tiles, device.sm_count)
+        blocks = blocks_for(heads, w.batch, key_tiles, device.sm_count, most_parts(problem, key_tiles * config.block_kv, tiles.rows))
         batch, row, head, _ = call.views["out"].strides
         aligned = aligned_shares(heads, blocks)
         numbers = {"key_tiles": key_tiles, "batch": w.batch, "row_tiles": tiles.count, "head_sets": tiles.head_sets}
@@ -160,7 +160,7 @@ class AttentionDecodeSm90(Family):
         launch = KernelLaunch(blocks, values, self._tensor_maps(config, call, tiles), overlaps=read <= OVERLAPPING_BYTES)
         if not problem.is_cached and heads * w.batch % blocks == 0:  # whose sequences may be of different lengths
             return Program((launch,))
-        partials = Buffer("partials", blocks * 2 * tiles.rows * (problem.head_dim_v + 4) * 4)
+        partials = Buffer("partials", blocks * 2 * partial_bytes(problem, tiles.rows))
         return Program((launch,), (partials, Buffer("part_counters", blocks * config.row_groups * 4, BufferKind.STREAM_COUNTER)))
 
     def _tensor_maps(self, config: AttentionDecodeSm90Config, call: Call, tiles: RowTiles) -> dict[str, TensorMapShape]:

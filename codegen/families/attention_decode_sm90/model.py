@@ -11,7 +11,7 @@ from flashgen.codegen.family import Prediction, Traffic
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
-from .rows import blocks_for, seen_key_tiles, tiles_of
+from .rows import blocks_for, most_parts, partial_bytes, seen_key_tiles, tiles_of
 
 if TYPE_CHECKING:
     from .config import AttentionDecodeSm90Config
@@ -65,7 +65,8 @@ def predict(
     if not heads or not workload.len_q:
         return Prediction(0.0, "nothing")
     key_tiles = seen_key_tiles(problem, workload, tiles.queries, config.block_kv)
-    blocks = blocks_for(workload.heads_kv * tiles.count, workload.batch, key_tiles, device.sm_count)
+    parts = most_parts(problem, key_tiles * config.block_kv, tiles.rows)
+    blocks = blocks_for(workload.heads_kv * tiles.count, workload.batch, key_tiles, device.sm_count, parts)
     steps = -(-heads * key_tiles // blocks)  # of the block that has most
 
     copied = config.block_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
@@ -97,10 +98,11 @@ def decode_traffic(problem: Problem, config: AttentionDecodeSm90Config, workload
     heads, key_tiles = w.batch * w.heads_kv * tiles.count, seen_key_tiles(problem, w, tiles.queries, config.block_kv)
     if not heads or not w.len_kv:
         return Traffic(0, 0)
-    blocks = blocks_for(w.heads_kv * tiles.count, w.batch, key_tiles, device.sm_count)
+    most = most_parts(problem, key_tiles * config.block_kv, tiles.rows)
+    blocks = blocks_for(w.heads_kv * tiles.count, w.batch, key_tiles, device.sm_count, most)
     borders = {block * heads * key_tiles // blocks for block in range(blocks)} - set(range(0, heads * key_tiles, key_tiles))
     parts, shared = heads + len(borders), len({border // key_tiles for border in borders})
-    partial = (len(borders) + shared) * tiles.rows * (problem.head_dim_v + 4) * 4 if borders else 0
+    partial = (len(borders) + shared) * partial_bytes(problem, tiles.rows) if borders else 0
     keys = heads * min(w.len_kv, key_tiles * config.block_kv) * (problem.head_dim + problem.head_dim_v)
     queries = parts * tiles.rows * problem.head_dim
     return Traffic((keys + queries) * element + partial, w.batch * w.heads_q * w.len_q * problem.head_dim_v * element + partial)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -12,6 +13,7 @@ from flashgen.codegen.sizes import common_divisor, of_sizes
 from flashgen.codegen.workload import OPEN, Workload
 
 LEAST_SHARE = 0.75  # of the SMs: so many copy nearly as fast as all of them, and lose less than cutting heads costs calls of some 100 us
+NEARLY_ALL = 0.9  # of the SMs: if not so many are to read, half of them are sooner done, probably as two share their way to the L2
 
 COUNTED_ROWS = 2**31 - 1 - 1024  # of keys, and of packed queries: so that the end of a tile that they begin is an int, too
 
@@ -76,14 +78,39 @@ def seen_key_tiles(problem: Problem, workload: Workload, queries: int, block_kv:
     return max(1, most if keys == w.len_kv else min(most, (keys + block_kv - 2) // block_kv + 1))
 
 
-def blocks_for(heads: int, batch: int, key_tiles: int, sm_count: int) -> int:
+def partial_bytes(problem: Problem, rows: int) -> int:
+    """What a part of a head leaves in memory: O in fp32, and four numbers for each row."""
+    return rows * (problem.head_dim_v + 4) * 4
+
+
+def most_parts(problem: Problem, keys: int, rows: int) -> int:
+    """Of a head with so many keys and rows: with more, what blocks save of reading keys costs more in the block that adds parts up.
+
+    An SM reads what others left in the L2 about as fast as its keys. So of p parts each takes the time of the head's bytes / p, and then
+    one takes that of p times what a part leaves: least in all where both are as long. Keys of one byte take it about as long as of two,
+    as it converts them.
+    """
+    return _whole_root(keys * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes // partial_bytes(problem, max(1, rows)))
+
+
+@of_sizes
+def _whole_root(ratio: int) -> int:
+    return max(1, math.isqrt(ratio))
+
+
+def blocks_for(heads: int, batch: int, key_tiles: int, sm_count: int, parts: int) -> int:
     """Thread blocks among which `heads` heads of `batch` sequences, `key_tiles` each, are shared: at most one an SM, and a tile at least.
+
+    parts: of a head, at most, but for rounding
 
     Where every share would end inside a head, blocks would have two parts each, whose outputs go through memory. So it is a number that
     divides the heads of all sequences, or that they divide, unless that leaves more than a quarter of the SMs idle. Else it is a multiple
     of a sequence's heads, so that all of them are cut at the same keys, unless that leaves as many idle.
     """
-    return _shared_by(heads, batch, min(sm_count, heads * batch * key_tiles))
+    most, wanted = min(sm_count, heads * batch * key_tiles), heads * batch * parts
+    if wanted < NEARLY_ALL * most:
+        most = min(wanted, max(sm_count // 2, heads * batch))
+    return _shared_by(heads, batch, most)
 
 
 @of_sizes
