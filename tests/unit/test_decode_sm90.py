@@ -288,8 +288,15 @@ def test_it_is_taken_with_the_modifiers_that_it_has(name: str, sequences: Sequen
     local = {"chunk": {"chunk": 1024}, "window": {"window_left": 1024, "window_right": 0}}.get(name, {})
     workload = Workload(4, 32, 8, 8, 8192, **local, **pages)
     able = next(model_picks(problem, workload, H200)).family.name
-    assert able == ("attention_decode" if local or name == "prefix_len" else "attention_decode_sm90")
+    assert able == ("attention_decode" if name == "prefix_len" else "attention_decode_sm90")
     assert name == "prefix_len" or next(model_picks(problem, workload, H200, family=FAMILY.name)).family is FAMILY
+
+
+@pytest.mark.parametrize(("len_q", "name"), [(8, "attention_decode_sm90"), (16, "attention_decode"), (32, "attention_forward_sm90")])
+def test_with_a_window_it_is_for_few_rows(len_q: int, name: str) -> None:
+    problem = dataclasses.replace(PROBLEM, mask=Mask.CAUSAL, modifiers=("window",))
+    workload = Workload(1, 32, 8, len_q, 8192, window_left=1023, window_right=0)
+    assert next(model_picks(problem, workload, H200)).family.name == name
 
 
 def test_a_second_row_group_is_for_more_rows() -> None:

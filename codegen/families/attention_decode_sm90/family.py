@@ -29,8 +29,10 @@ from .rows import COUNTED_ROWS, RowTiles, aligned_shares, blocks_for, most_parts
 
 L2_PROMOTION = 128  # bytes: by more, the L2 would fetch the next panel's half of a row before that is asked for, and again when it is
 LEAST_KEYS = 32  # of a tile
+LEAST_TILE = 16384  # bytes of a tile of K and V: a producer takes a while to copy a smaller one, too
 SHALLOWEST = 65536  # bytes of K and V on their way that keep an SM's share of the memory busy
 MOST_ROWS = 128  # of a key/value head that the family is preferred for: one row tile
+MOST_LOCAL_ROWS = 32  # the same with a window or chunks
 LEAST_KEYS_A_QUERY = 8
 # Of all key/value heads: with fewer, tiles of 64 rows, as the forward family has, leave some of 132 SMs idle, and equal shares none.
 FILLING_ROWS = 8192
@@ -207,12 +209,14 @@ class AttentionDecodeSm90(Family):
         """See Family. Before all others for few queries of many keys: what K and V take to read is then all of the time.
 
         128 rows need 128 FLOP for a byte of K and V, while a GPU has twice as many in the time that a byte takes. With fewer keys for each
-        query, whose rows then are most of what is read, or with row tiles that fill the GPU, the ordinary forward pass has better ones.
-        With a window or chunks nobody has measured it: records may name it.
+        query, whose rows then are most of what is read, or with row tiles that fill the GPU, the ordinary forward pass has better ones; and
+        with a window or chunks of few keys for more rows, whose parts cost as much as these keys.
         """
         w, rows = workload, workload.heads_q // max(1, workload.heads_kv) * workload.len_q
         few = rows <= MOST_ROWS or w.batch * w.heads_q * w.len_q < FILLING_ROWS
-        return 3 if few and w.len_kv >= LEAST_KEYS_A_QUERY * w.len_q and not w.is_local else self.preference
+        if w.is_local:
+            few = rows <= MOST_LOCAL_ROWS
+        return 3 if few and w.len_kv >= LEAST_KEYS_A_QUERY * w.len_q else self.preference
 
     def not_dominated(self, config: AttentionDecodeSm90Config, workload: Workload) -> bool:
         """See Family. A second row group is for more than 64 rows."""
@@ -242,7 +246,8 @@ class AttentionDecodeSm90(Family):
         wide = storage.column_panels(problem.head_dim) + storage.column_panels(problem.head_dim_v)
         bytes_of_key = wide * storage.PANEL * problem.dtype.bytes
         key_groups_of_one = 1 if problem.modifiers and padded(problem.head_dim_v) > WIDEST_OF_KEY_GROUPS else 2
-        for (row_groups, key_groups), block_kv in itertools.product(((1, key_groups_of_one), (2, 1)), (32, 48, 64, 96, 128)):
+        keys = [block_kv for block_kv in (32, 48, 64, 96, 128) if block_kv * bytes_of_key >= LEAST_TILE]
+        for (row_groups, key_groups), block_kv in itertools.product(((1, key_groups_of_one), (2, 1)), keys):
             fewest = max(2, -(-SHALLOWEST // (bytes_of_key * block_kv)))
             counts = {min(16, -(-count // key_groups) * key_groups) for count in (fewest * 3 // 2, fewest * 2, fewest * 3)}
             yield from (AttentionDecodeSm90Config(row_groups, key_groups, block_kv, stages) for stages in sorted(counts))
