@@ -254,6 +254,43 @@ def test_capped_scores_that_err_to_one_side_are_found() -> None:
     assert judged_where_scores_are_alike(replace(text, text=one_sided), 15.0).message.startswith("lse rms error")
 
 
+def judged_where_scores_fall(text: Source, spec: KernelSpec, last: float, first: float) -> Verdict:
+    """Under a cap of 30, of scores near `last` in the block of keys that the kernel visits first, and near `first` in all others, from the
+    first row to the last one 1 to 1.25 times as much."""
+    tensors = Tensors.random(spec.problem, Workload(1, 2, 1, 128, 256), torch.Generator().manual_seed(5))
+    tensors["q"].copy_((1 + torch.arange(256) / 1024).view(2, 128).T[None, :, :, None].expand(tensors["q"].shape))
+    tensors["k"].mul_(0.02).add_(first / 8)  # the scale is 1 / 8, of 64 products
+    tensors["k"][:, 192:] += (last - first) / 8
+    run_on_cpu(emulated_kernel(spec, text), tensors, {"softcap": 30.0}, limits=LIMITS)
+    return Expected.of(tensors, {"softcap": 30.0}).judge(tensors)
+
+
+FALLING = {"small-then-low": (-4.3, -8.0), "low": (-16.0, -16.0), "small-then-lower": (1.0, -200.0), "small-then-high": (1.0, 20.0)}
+
+
+@pytest.mark.parametrize("dtype", [Dtype.FP16, Dtype.BF16])
+@pytest.mark.parametrize("scores", FALLING.values(), ids=FALLING)
+def test_guesses_that_scores_are_small_are_right_or_taken_back(scores: tuple[float, float], dtype: Dtype) -> None:
+    spec = spec_of("softcap-sm90", dtype)
+    verdict = judged_where_scores_fall(emulated_text(spec), spec, *scores)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize(
+    ("find", "by", "scores"),
+    [
+        ("total >= least && total < most", "total < most", FALLING["small-then-low"]),
+        ("row_sum[h] > 0.0f ? row_max[h] : kInitialRowMax", "row_max[h]", FALLING["low"]),
+    ],
+    ids=["low-sums-taken", "row-max-of-the-guess-kept"],
+)
+def test_guesses_that_are_not_taken_back_are_found(find: str, by: str, scores: tuple[float, float]) -> None:
+    spec = spec_of("softcap-sm90")
+    text = emulated_text(spec)
+    assert text.text.count(find) == 1
+    assert not judged_where_scores_fall(replace(text, text=text.text.replace(find, by)), spec, *scores).ok
+
+
 def fault(name: str, find: str, replace: str, kernel: str, values: str = "near") -> tuple[str, Fault, str]:
     setting = Setting(KERNELS[kernel][5] or AttentionForwardSm90Config(2, 64), ())
     return kernel, Fault(f"{name}-{kernel}", find, replace, setting), values
@@ -264,10 +301,10 @@ _CAPPED = "backward-softcap"
 FAULTS = [
     fault("cap-before-scale", "return {{}, p.softcap_step, ", "return {{}, p.softcap_step * 8.0f, ", "softcap"),
     fault("no-map", "S[i][j][e] = tanh_of_small(S[i][j][e])", "S[i][j][e] *= 0.375f", "softcap"),
-    fault("cubic-left-out", "fmaf(fmaf(quintic, w, cubic), w, linear)", "linear", "softcap-sm90", "far-below"),
-    fault("small-taken-for-all", "fmaf(s, s, minus_reach2)", "fmaf(s, s, 64.0f * minus_reach2)", "softcap-sm90"),
-    fault("guess-not-checked", "all_small != 0 && ", "", "softcap-sm90", "late"),
-    fault("later-blocks-not-mapped", "if (updates) small", "if (new_tile) small", "softcap-sm90", "late"),
+    fault("cubic-left-out", "fmaf(v, v, outer)", "fmaf(inner, inner, outer)", "softcap-sm90", "far-below"),
+    fault("small-taken-for-all", "fmaf(S[j][e], S[j][e], minus_reach2)", "fmaf(S[j][e], S[j][e], 64.0f * minus_reach2)", "softcap-sm90"),
+    fault("guess-not-checked", "total >= least && total < most", "true", "softcap-sm90", "rising"),
+    fault("later-blocks-not-mapped", "if (updates) small", "if (masked) small", "softcap-sm90", "late"),
     fault("large-by-polynomial", "(bits & 0x40000000) != 0", "false", "softcap", "above"),
     fault("no-derivative", "(dp[i][j][e] - delta[e % 2]) * score_derivative(s[i][j][e], chain)", "dp[i][j][e] - delta[e % 2]", _CAPPED),
     fault("no-derivative", "score = p[e] * score_derivative(score, chain)", "score = p[e]", "backward-softcap-sm90"),

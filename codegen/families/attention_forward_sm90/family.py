@@ -46,7 +46,7 @@ class AttentionForwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward_sm90.cu.j2."""
 
     name = "attention_forward_sm90"
-    revision = 11
+    revision = 12
     preference = 1
     modifiers, fetches_scores = TAKEN_BY_MOST, True
     template = "kernels/attention_forward_sm90.cu.j2"

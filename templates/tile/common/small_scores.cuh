@@ -1,8 +1,13 @@
-// Small scores, whose map is close to a line, and can be a part of the exponential: S * scale_log2 is then small_log2. For that a link that
-// maps (kMapsScores) has `below_reach`, whose highest bit says whether a score is small, and of that `small_slope_log2`, by which the score
-// is multiplied; and `change_unless_small`.
+// Small scores, whose map is close to a line, and can be a part of the exponential. For that a link that maps (kMapsScores) has
+// `small_log2`, S * scale_log2 of a small score less a row max, which rises with any score; `small_sums`; and `change_unless_small`.
 
-constexpr u32 kHighestBit = 0x80000000;  // what `all_small` is at first, of scores that are asked one after the other
+// Between which bounds sums of P relative to a row max of 0 say that all scores are small, or so low that they do not matter beside others:
+// no score is above all that are small if the sum is less than `most`. If `most` is 0, no sum says so.
+struct SmallSums {
+    float least, most;
+
+    __device__ __forceinline__ bool has(float total) const { return total >= least && total < most; }
+};
 
 // Whether all of a warp's scores are small; if not, they are mapped now.
 template <class Link, int kTiles>
@@ -14,18 +19,24 @@ template <int kTiles, class... Links>
 __device__ __forceinline__ bool map_unless_small(float (&S)[kTiles][4], const ScoreChain<Links...>& chain) {
     return (map_unless_small_by(static_cast<const Links&>(chain), S) && ...);
 }
+// The base-2 exponent of a small score, less `row_max`.
 template <class Link>
-__device__ __forceinline__ float slope_by(const Link& link, float s, u32& all_small) {
-    if constexpr (kMaps<Link>) {
-        const float below = link.below_reach(s);
-        all_small &= __float_as_uint(below);
-        return link.small_slope_log2(below);
-    } else {
-        return 1.0f;
-    }
+__device__ __forceinline__ float small_log2_by(const Link& link, float s, float row_max) {
+    if constexpr (kMaps<Link>) return link.small_log2(s, row_max);
+    else return 1.0f;
 }
-// The base-2 exponent of a small score, less `row_max`: S * slope - row_max. `all_small` loses its highest bit if the score is not small.
 template <class... Links>
-__device__ __forceinline__ float small_log2(float s, float row_max, const ScoreChain<Links...>& chain, u32& all_small) {
-    return fmaf(s, (slope_by(static_cast<const Links&>(chain), s, all_small) * ...), -row_max);
+__device__ __forceinline__ float small_log2(float s, float row_max, const ScoreChain<Links...>& chain) {
+    return (small_log2_by(static_cast<const Links&>(chain), s, row_max) * ...);
+}
+// Of the P of `count` scores.
+template <class Link>
+__device__ __forceinline__ void small_sums_by(const Link& link, int count, SmallSums& sums) {
+    if constexpr (kMaps<Link>) sums = link.small_sums(count);
+}
+template <class... Links>
+__device__ __forceinline__ SmallSums small_sums(int count, const ScoreChain<Links...>& chain) {
+    SmallSums sums{};
+    (small_sums_by(static_cast<const Links&>(chain), count, sums), ...);
+    return sums;
 }

@@ -7,12 +7,14 @@ struct Softcap : HidesNothing<Softcap> {
     static constexpr bool kMapsScores = true;
     static constexpr float kReach = 0.75f;  // the polynomial is for arguments x of tanh up to this: for |z| < 2, where z = x * 2 / kReach
     float step;                             // from S to z
-    // With w = S^2 - reach^2, below 0 for what is small here, the base-2 exponent is S * (linear + w (cubic + w quintic)), to about 2^-23.
-    float minus_reach2, linear, cubic, quintic;
+    // For |S| < reach, with y = unit * S, the base-2 exponent is y * ((y^2 + inner)^2 + outer), to about 2^-23.
+    float minus_reach2, unit, inner, outer;
+    float least_p, most_p;  // see small_sums
 
     template <class Parameters>
     __device__ __forceinline__ static Softcap of(const Parameters& p, int, int) {
-        return {{}, p.softcap_step, p.softcap_minus_reach2, p.softcap_linear, p.softcap_cubic, p.softcap_quintic};
+        return {{},                p.softcap_step,  p.softcap_minus_reach2, p.softcap_unit,
+                p.softcap_inner,   p.softcap_outer, p.softcap_least_p,      p.softcap_most_p};
     }
 
     // Whether some |z| >= 2, or is not a number, given the bits of all of them, ored: the exponents of these alone have the highest bit.
@@ -75,18 +77,23 @@ struct Softcap : HidesNothing<Softcap> {
     // For those that make the map of small scores a part of the exponential: changes all scores of a warp, unless all are small.
     template <int kTiles>
     __device__ __forceinline__ bool change_unless_small(float (&S)[kTiles][4]) const {
-        u32 all_small = kHighestBit;
+        u32 all_small = 0x80000000;  // the highest bit of S^2 - reach^2, which is set if the score is small, and not if it is no number
 #pragma unroll
         for (int j = 0; j < kTiles; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) all_small &= __float_as_uint(below_reach(S[j][e]));
+            for (int e = 0; e < 4; ++e) all_small &= __float_as_uint(fmaf(S[j][e], S[j][e], minus_reach2));
         const bool small = !vote_sync_any(all_small == 0);
         if (!small) change_large(S, step);
         return small;
     }
-    // The highest bit is set if the score is small. Of what is no number it is not.
-    __device__ __forceinline__ float below_reach(float s) const { return fmaf(s, s, minus_reach2); }
-    __device__ __forceinline__ float small_slope_log2(float w) const { return fmaf(fmaf(quintic, w, cubic), w, linear); }
+    // Rises with s, even where that is not small.
+    __device__ __forceinline__ float small_log2(float s, float row_max) const {
+        const float y = s * unit, v = fmaf(y, y, inner);
+        return fmaf(y, fmaf(v, v, outer), -row_max);
+    }
+    // P of a score below all small ones is too low by least_p * 2^-22 at most, and by as much of a sum at most if others make that so high.
+    // From 1 on log_sum_exp takes row sums.
+    __device__ __forceinline__ SmallSums small_sums(int count) const { return {fmaf(static_cast<float>(count), least_p, 1.0f), most_p}; }
 
     __device__ __forceinline__ float changed(float s, int, int) const { return tanh_of(s * step); }
     // Of the score of a hidden key, which is -inf, too.

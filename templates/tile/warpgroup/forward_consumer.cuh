@@ -81,7 +81,11 @@ struct ForwardConsumer {
         if (new_tile) {
             finish_tile();
             begin_tile();
+//% if folds and not scatters
+            softmax.restart(own_blocks.full_begin < own_blocks.full_end, chain);
+//% else
             softmax.restart();
+//% endif
         }
         wgmma_wait_group<1>();  // line 12: S is here
         v_stage_in_use = v_state.stage;
@@ -106,6 +110,9 @@ struct ForwardConsumer {
     __device__ __forceinline__ void run() {
         wait_for_work();  // the grid has no more thread blocks than work tiles, so each has a first one
         begin_tile();
+//% if folds and not scatters
+        softmax.restart(own_blocks.full_begin < own_blocks.full_end, chain);
+//% endif
         // Gives consumer 0 the first turn. No other consumer has arrived at its barrier yet, so its own 128 threads do, and count a second
         // time when they wait: a named barrier counts arrivals. The last consumer's last arrival has no partner; the end of the thread
         // block drops it.
@@ -197,15 +204,17 @@ struct ForwardConsumer {
         if (k_block == lowest_block) release_q();
 //% endif
 //% if folds
-        bool updates = softmax.updates(new_tile || masked);
 //% if scatters
+        bool updates = softmax.updates(new_tile || masked);
         while (!softmax.exp2_and_sum(P_made, S[0], updates, small, chain)) {}
 //% else
-        bool small = true;
+        bool updates = softmax.updates(masked), small = true;
 #pragma unroll 1
         do {  // a loop, so that the code of the exponentials is there once
-            if (updates) small = map_unless_small(S[0], chain);  // once: a block that updates the row max is not computed again
-            if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), k_block * kBlockKv, chain);
+            if (updates) small = map_unless_small(S[0], chain);  // once: a block that is not guessed about is not computed again
+            int first_key = k_block * kBlockKv;
+            launder(first_key);  // else columns would be found before the loop, and kept
+            if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), first_key, chain);
         } while (!softmax.exp2_and_sum(P_made, S[0], updates, small, chain));
 //% endif
 //% elif linear

@@ -52,11 +52,32 @@ struct OnlineSoftmax {
             shift[h] = 0.0f;
             row_sum[h] = compensation[h] = 0.0f;
         }
+//% if folds and not scatters
+        updates_every_block = true;
+        huge = false;
+//% else
         updates_every_block = huge = false;
+//% endif
     }
 
 //% if folds
-    // Whether a block updates the row max. Scores of one that does not may be guessed to be small.
+//% if not scatters
+    // The same: where all rows see whole K blocks (others may have few keys, and their lse is more exact with a row max) all scores are
+    // guessed to be small, until sums of P tell that some are not. Small ones need no row max: it is 0.
+    template <class Chain>
+    __device__ __forceinline__ void restart(bool sees_whole_blocks, const Chain& chain) {
+        restart();
+        if (!kStaleRowMax || !sees_whole_blocks || small_sums(1, chain).most == 0.0f) return;
+        row_max[0] = row_max[1] = 0.0f;
+        updates_every_block = false;
+    }
+    __device__ __forceinline__ void stop_guessing() {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) row_max[h] = row_sum[h] > 0.0f ? row_max[h] : kInitialRowMax;
+        updates_every_block = true;
+    }
+//% endif
+    // Whether a block updates the row max; where scores are guessed to be small, whether all of them are looked at first.
     __device__ __forceinline__ bool updates(bool new_rows) const { return !kStaleRowMax || new_rows || updates_every_block; }
 
 //% endif
@@ -91,8 +112,7 @@ struct OnlineSoftmax {
             maximum[h] = quad_max(lane_max(S, h));
 //% endif
 //% if folds
-            u32 ignored = 0;
-            maximum_log2[h] = small ? small_log2(maximum[h], 0.0f, chain, ignored) : mul_rn(maximum[h], scale_log2);
+            maximum_log2[h] = small ? small_log2(maximum[h], 0.0f, chain) : mul_rn(maximum[h], scale_log2);
 //% elif not offsets
             maximum_log2[h] = mul_rn(maximum[h], scale_log2);
 //% endif
@@ -160,26 +180,41 @@ struct OnlineSoftmax {
     // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
 //% if folds
     // accumulator layout make one operand. Adds P to the row sums.
-    // `updates`: whether the block updates the row max; `small`: whether all of its scores are, else they are mapped. The latter may be a
-    // guess: if it is wrong, or the row max has become too low, `updates` becomes true, row sums and row max stay, and the result is false.
+//% if scatters
+    // `updates`: whether the block updates the row max; `small`: whether all of its scores are, else they are mapped. If the row max has
+    // become too low, `updates` becomes true, row sums and row max stay, and the result is false.
+//% else
+    // `small`: whether all scores are, else they are mapped; unless `updates`, this is a guess. If it is wrong, `updates` becomes true, row
+    // sums stay, and the result is false.
+//% endif
     template <int kKeyTiles, class Chain>
     __device__ __forceinline__ bool exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool& updates, bool small,
                                                  const Chain& chain) {
         needs_rescale = false;
+//% if scatters
         if (updates) update_row_max(S, small, chain);
+//% else
+        if (!small && !updates_every_block) stop_guessing();
+        if (updates_every_block) update_row_max(S, small, chain);
+//% endif
         float partial[2][2] = {};
-        u32 all_small = kHighestBit;
-        if (small) exponentiate<true>(P, partial, S, chain, all_small);
-        else exponentiate<false>(P, partial, S, chain, all_small);
+        if (small) exponentiate<true>(P, partial, S, chain);
+        else exponentiate<false>(P, partial, S, chain);
 #pragma unroll
         for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
-        const bool fits = all_small != 0 && partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
+//% if scatters
+        const bool fits = partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
         if (kStaleRowMax && !updates && vote_sync_any(!fits)) {
             updates = updates_every_block = true;
             return false;
         }
-//% if not scatters
-        if (!small) updates_every_block = true;  // and so do later blocks, or most of them would be computed twice
+//% else
+        const SmallSums sums = small_sums(2 * kKeyTiles, chain);
+        if (kStaleRowMax && !updates && vote_sync_any(!(sums.has(partial[0][0]) && sums.has(partial[1][0])))) {
+            stop_guessing();
+            updates = true;
+            return false;
+        }
 //% endif
 //% else
     // accumulator layout make one operand. Adds P to the row sums. `new_rows`: for some rows this may be their first block.
@@ -249,10 +284,10 @@ struct OnlineSoftmax {
     }
 
 //% if folds
-    // P of small scores, or of those that are mapped. `all_small`: see small_log2.
+    // P of small scores, or of those that are mapped.
     template <bool kSmall, int kKeyTiles, class Chain>
     __device__ __forceinline__ void exponentiate(u32 (&P)[kKeyTiles / 2][4], float (&partial)[2][2], const float (&S)[kKeyTiles][4],
-                                                 const Chain& chain, u32& all_small) const {
+                                                 const Chain& chain) const {
 #pragma unroll
         for (int j = 0; j < kKeyTiles; ++j)
 #pragma unroll
@@ -261,7 +296,7 @@ struct OnlineSoftmax {
 #pragma unroll
                 for (int e = 0; e < 2; ++e) {
                     const float s = S[j][h * 2 + e];
-                    if (kSmall) p[e] = ex2_approx_ftz(small_log2(s, row_max[h], chain, all_small));
+                    if (kSmall) p[e] = ex2_approx_ftz(small_log2(s, row_max[h], chain));
                     else p[e] = ex2_approx_ftz(fmaf(s, scale_log2, -row_max[h]));
                     partial[h][e] += p[e];
                 }
