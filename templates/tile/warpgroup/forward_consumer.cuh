@@ -193,19 +193,21 @@ struct ForwardConsumer {
 //% endif
 //% endif
 //% if scatters
-        const bool cut = own_blocks.needs_mask(k_block), masked = seen.needs_row_max(cut || seen.hides);
+        const bool cut = own_blocks.needs_mask(k_block), needs_row_max = seen.needs_row_max(cut || seen.hides);
         mask_scores(S, position(), cut, seen.hides, chain);
         if (seen.is_last) release_q();
 //% else
         const bool masked = own_blocks.needs_mask(k_block);
 //% if not folds
+        // A block that hides first keys alone, those at the left end of a window, is no row's first one; were it, softmax would find out.
+        const bool needs_row_max = masked && (!Chain::kHidesFirstKeys || k_block >= own_blocks.full_end);
         if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), k_block * kBlockKv, chain);
 //% endif
         if (k_block == lowest_block) release_q();
 //% endif
 //% if folds
 //% if scatters
-        bool updates = softmax.updates(new_tile || masked);
+        bool updates = softmax.updates(new_tile || needs_row_max);
         while (!softmax.exp2_and_sum(P_made, S[0], updates, small, chain)) {}
 //% else
         bool updates = softmax.updates(masked), small = true;
@@ -218,11 +220,11 @@ struct ForwardConsumer {
         } while (!softmax.exp2_and_sum(P_made, S[0], updates, small, chain));
 //% endif
 //% elif linear
-        softmax.exp2_and_sum(P_made, S[0], new_tile || masked, LinearOffsets{terms, chain, k_block}, terms.minuend);
+        softmax.exp2_and_sum(P_made, S[0], new_tile || needs_row_max, LinearOffsets{terms, chain, k_block}, terms.minuend);
 //% elif adds
-        softmax.exp2_and_sum(P_made, S[0], new_tile || masked, offset[0]);
+        softmax.exp2_and_sum(P_made, S[0], new_tile || needs_row_max, offset[0]);
 //% else
-        softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
+        softmax.exp2_and_sum(P_made, S[0], new_tile || needs_row_max);
 //% endif
 //% if linear
         terms.turn(chain);
