@@ -1,4 +1,4 @@
-"""The digests of recorded specs: they may change only together with a family's revision, or users' records would be lost.
+"""The digests of 20 recorded specs: they may change only together with a family's revision, or users' records would be lost.
 
 `digests.json` holds each spec's JSON, with the revision it was recorded at, and its digest. The digest is checked with that revision in
 place of today's, so raising a revision changes nothing here. Where a revision was raised and the JSON has another form, too,

@@ -74,19 +74,16 @@ struct ForwardConsumer {
 //% endif
         wgmma_wait_group<1>();  // lines 14, 15 of the iteration before: O += P V is complete
         retire_pv();            // rescale or store O, release V: O must be free before the next product
+        // Between Q K^T and P V while the other consumer, which waits for the turn, does softmax: behind P V nothing would hide this.
+//% if linear
+        constexpr bool kEarly = false;  // at head dim 192 it would spill
+//% else
+        constexpr bool kEarly = Traits::kPingPong;
+//% endif
+        if (kEarly && new_tile) change_tile();
         issue_pv(P_prev);       // lines 10, 11: O += P V
         arrive_ping_pong();
-        // If new_tile: until the next retire_pv, O, the P V under way, normalisers and `finished` are the old work tile's; after this
-        // branch all else is the new one's.
-        if (new_tile) {
-            finish_tile();
-            begin_tile();
-//% if folds and not scatters
-            softmax.restart(own_blocks.full_begin < own_blocks.full_end, chain);
-//% else
-            softmax.restart();
-//% endif
-        }
+        if (!kEarly && new_tile) change_tile();
         wgmma_wait_group<1>();  // line 12: S is here
         v_stage_in_use = v_state.stage;
         v_state.advance();
@@ -267,6 +264,16 @@ struct ForwardConsumer {
 
     // ---- from one work tile to the next ----
 
+    // From here until the next retire_pv, O, the last P V, normalisers and `finished` are the old work tile's; all else is the new one's.
+    __device__ __forceinline__ void change_tile() {
+        finish_tile();
+        begin_tile();
+//% if folds and not scatters
+        softmax.restart(own_blocks.full_begin < own_blocks.full_end, chain);
+//% else
+        softmax.restart();
+//% endif
+    }
     // Waits for the next work tile's Q. Returns false at the end of the work.
     __device__ __forceinline__ bool wait_for_work() const {
         smem.q_pipeline.consumer_wait(q_state);

@@ -1414,15 +1414,12 @@ struct ForwardConsumer {
         issue_qk();             // lines 8, 9: S = Q K^T
         wgmma_wait_group<1>();  // lines 14, 15 of the iteration before: O += P V is complete
         retire_pv();            // rescale or store O, release V: O must be free before the next product
+        // Between Q K^T and P V while the other consumer, which waits for the turn, does softmax: behind P V nothing would hide this.
+        constexpr bool kEarly = Traits::kPingPong;
+        if (kEarly && new_tile) change_tile();
         issue_pv(P_prev);       // lines 10, 11: O += P V
         arrive_ping_pong();
-        // If new_tile: until the next retire_pv, O, the P V under way, normalisers and `finished` are the old work tile's; after this
-        // branch all else is the new one's.
-        if (new_tile) {
-            finish_tile();
-            begin_tile();
-            softmax.restart();
-        }
+        if (!kEarly && new_tile) change_tile();
         wgmma_wait_group<1>();  // line 12: S is here
         v_stage_in_use = v_state.stage;
         v_state.advance();
@@ -1492,9 +1489,11 @@ struct ForwardConsumer {
         smem.k_pipeline.consumer_release(k_state.stage, elected);
         k_state.advance();
         const bool masked = own_blocks.needs_mask(k_block);
+        // A block that hides first keys alone, those at the left end of a window, is no row's first one; were it, softmax would find out.
+        const bool needs_row_max = masked && (!Chain::kHidesFirstKeys || k_block >= own_blocks.full_end);
         if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), k_block * kBlockKv, chain);
         if (k_block == lowest_block) release_q();
-        softmax.exp2_and_sum(P_made, S[0], new_tile || masked);
+        softmax.exp2_and_sum(P_made, S[0], new_tile || needs_row_max);
     }
     // Every warp releases Q for itself. Once Q of work tile t is released, the producer may write tile t + kQueryStages into
     // the slot of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
@@ -1522,6 +1521,12 @@ struct ForwardConsumer {
 
     // ---- from one work tile to the next ----
 
+    // From here until the next retire_pv, O, the last P V, normalisers and `finished` are the old work tile's; all else is the new one's.
+    __device__ __forceinline__ void change_tile() {
+        finish_tile();
+        begin_tile();
+        softmax.restart();
+    }
     // Waits for the next work tile's Q. Returns false at the end of the work.
     __device__ __forceinline__ bool wait_for_work() const {
         smem.q_pipeline.consumer_wait(q_state);
