@@ -66,7 +66,7 @@ SM90 = [
     ),
     Fault("sm90-wrong-fragment-map", "P[j / 2][j % 2 * 2 + h]", "P[j / 2][h * 2 + j % 2]", FULL),
     Fault("sm90-wrong-swizzle-of-output", "((chunk ^ row % 8) * 16)", "(chunk * 16)", FULL),
-    Fault("sm90-wrong-panel-of-output", "box.base, panel * 64, coordinate1", "box.base, 0, coordinate1", WIDE),
+    Fault("sm90-wrong-panel-of-output", "from.base, panel * 64, coordinate1", "from.base, 0, coordinate1", WIDE),
     Fault("sm90-columns-of-the-first-step", "step / 4 * kPanelBytes + step % 4 * 32", "step / 4 * kPanelBytes", FULL),
     Fault("sm90-panel-of-the-first-step", "row * 128 + step / 4 * kPanelBytes", "row * 128", WIDE),
     Fault(

@@ -252,10 +252,12 @@ struct ForwardConsumer {
             const SharedAddress panels = smem.out + row / 16 * ForwardStorage<Traits>::kOutBytes;
             const int coordinates[2] = {work.coordinate1(row), work.coordinate2(row)};
 //% if packed
-            store_output<Element, Traits::kOutPanels>(p.out_map, O, normalisers, panels, coordinates[0], coordinates[1], work.rows.end_q());
+            const int last_coordinate = work.rows.end_q();
 //% else
-            store_output<Element, Traits::kOutPanels>(p.out_map, O, normalisers, panels, coordinates[0], coordinates[1], work.batch);
+            const int last_coordinate = work.batch;
 //% endif
+            store_output<Element, Traits::kOutPanels, Traits::kPingPong>(p.out_map, O, normalisers, panels, coordinates[0], coordinates[1],
+                                                                         last_coordinate);
             store_pending = false;
         } else if (softmax.needs_rescale) {
             softmax.rescale(O);
