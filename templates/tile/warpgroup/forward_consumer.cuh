@@ -107,9 +107,6 @@ struct ForwardConsumer {
     __device__ __forceinline__ void run() {
         wait_for_work();  // the grid has no more thread blocks than work tiles, so each has a first one
         begin_tile();
-//% if folds and not scatters
-        softmax.restart(own_blocks.full_begin < own_blocks.full_end, chain);
-//% endif
         // Gives consumer 0 the first turn. No other consumer has arrived at its barrier yet, so its own 128 threads do, and count a second
         // time when they wait: a named barrier counts arrivals. The last consumer's last arrival has no partner; the end of the thread
         // block drops it.
@@ -250,14 +247,8 @@ struct ForwardConsumer {
             const Work work = Work::load(finished);
             const int row = warp_row();
             const SharedAddress panels = smem.out + row / 16 * ForwardStorage<Traits>::kOutBytes;
-            const int coordinates[2] = {work.coordinate1(row), work.coordinate2(row)};
-//% if packed
-            const int last_coordinate = work.rows.end_q();
-//% else
-            const int last_coordinate = work.batch;
-//% endif
-            store_output<Element, Traits::kOutPanels, Traits::kPingPong>(p.out_map, O, normalisers, panels, coordinates[0], coordinates[1],
-                                                                         last_coordinate);
+            store_output<Element, Traits::kOutPanels, Traits::kPingPong>(p.out_map, O, normalisers, panels, work.coordinate1(row),
+                                                                         work.coordinate2(row), work.coordinate3());
             store_pending = false;
         } else if (softmax.needs_rescale) {
             softmax.rescale(O);
@@ -267,15 +258,7 @@ struct ForwardConsumer {
     // ---- from one work tile to the next ----
 
     // From here until the next retire_pv, O, the last P V, normalisers and `finished` are the old work tile's; all else is the new one's.
-    __device__ __forceinline__ void change_tile() {
-        finish_tile();
-        begin_tile();
-//% if folds and not scatters
-        softmax.restart(own_blocks.full_begin < own_blocks.full_end, chain);
-//% else
-        softmax.restart();
-//% endif
-    }
+    __device__ __forceinline__ void change_tile() { finish_tile(), begin_tile(); }
     // Waits for the next work tile's Q. Returns false at the end of the work.
     __device__ __forceinline__ bool wait_for_work() const {
         smem.q_pipeline.consumer_wait(q_state);
@@ -305,6 +288,11 @@ struct ForwardConsumer {
         own_blocks = chain.template key_tiles<kOwnQueries, kBlockKv>(first_query + consumer * kOwnQueries);
 //% if fetches
         fetched = fetch_block<Position, kBlockKv>(chain, smem, first_query * kPackGqa, warp_row(), k_block);
+//% endif
+//% if folds and not scatters
+        softmax.restart(own_blocks.full_begin < own_blocks.full_end, chain);
+//% else
+        softmax.restart();
 //% endif
     }
     __device__ __forceinline__ void finish_tile() {

@@ -117,20 +117,22 @@ struct WorkTileInfo {
     }
 //% endif
 //% if packed
-    // Coordinates 1 and 2 of a row in the tensor maps of Q and O.
+    // Coordinates 1, 2 and 3 of a row in the tensor maps of Q and O.
     __device__ __forceinline__ int coordinate1(int row = 0) const { return rows.query_coordinate(first_query + row); }
     __device__ __forceinline__ int coordinate2(int = 0) const { return first_head; }
+    __device__ __forceinline__ int coordinate3() const { return rows.end_q(); }
 
     __device__ __forceinline__ static WorkTileInfo load(SharedAddress slot) {
         const uint4 v = load_shared_v4(slot), of_rows = load_shared_v4(slot + 16);
         return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w), SequenceRows::of(of_rows)};
     }
 //% else
-    // Coordinates 1 and 2 of a row in the tensor maps of Q and O, where the column is coordinate 0: (query, head), or under PackGQA
+    // Coordinates 1, 2 and 3 of a row in the tensor maps of Q and O, where the column is coordinate 0: (query, head), or under PackGQA
     // (head, query) where kPackGqa divides the row: it divides a warp's first one, as it divides 16.
     static_assert(16 % kPackGqa == 0, "a warp's rows are whole queries");
     __device__ __forceinline__ int coordinate1(int row = 0) const { return kPackGqa == 1 ? first_query + row : first_head; }
     __device__ __forceinline__ int coordinate2(int row = 0) const { return kPackGqa == 1 ? first_head : first_query + row / kPackGqa; }
+    __device__ __forceinline__ int coordinate3() const { return batch; }
 
     __device__ __forceinline__ static WorkTileInfo load(SharedAddress slot) {
         const uint4 v = load_shared_v4(slot);

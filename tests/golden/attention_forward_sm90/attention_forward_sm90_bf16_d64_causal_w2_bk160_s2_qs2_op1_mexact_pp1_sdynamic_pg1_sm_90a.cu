@@ -1201,11 +1201,12 @@ struct WorkTileInfo {
         if constexpr (!decltype(chain(p))::kHidesFirstKeys) return 0;
         return min(blocks(p).begin, end_block - 1);
     }
-    // Coordinates 1 and 2 of a row in the tensor maps of Q and O, where the column is coordinate 0: (query, head), or under PackGQA
+    // Coordinates 1, 2 and 3 of a row in the tensor maps of Q and O, where the column is coordinate 0: (query, head), or under PackGQA
     // (head, query) where kPackGqa divides the row: it divides a warp's first one, as it divides 16.
     static_assert(16 % kPackGqa == 0, "a warp's rows are whole queries");
     __device__ __forceinline__ int coordinate1(int row = 0) const { return kPackGqa == 1 ? first_query + row : first_head; }
     __device__ __forceinline__ int coordinate2(int row = 0) const { return kPackGqa == 1 ? first_head : first_query + row / kPackGqa; }
+    __device__ __forceinline__ int coordinate3() const { return batch; }
 
     __device__ __forceinline__ static WorkTileInfo load(SharedAddress slot) {
         const uint4 v = load_shared_v4(slot);
@@ -1535,10 +1536,8 @@ struct ForwardConsumer {
             const Work work = Work::load(finished);
             const int row = warp_row();
             const SharedAddress panels = smem.out + row / 16 * ForwardStorage<Traits>::kOutBytes;
-            const int coordinates[2] = {work.coordinate1(row), work.coordinate2(row)};
-            const int last_coordinate = work.batch;
-            store_output<Element, Traits::kOutPanels, Traits::kPingPong>(p.out_map, O, normalisers, panels, coordinates[0], coordinates[1],
-                                                                         last_coordinate);
+            store_output<Element, Traits::kOutPanels, Traits::kPingPong>(p.out_map, O, normalisers, panels, work.coordinate1(row),
+                                                                         work.coordinate2(row), work.coordinate3());
             store_pending = false;
         } else if (softmax.needs_rescale) {
             softmax.rescale(O);
@@ -1548,11 +1547,7 @@ struct ForwardConsumer {
     // ---- from one work tile to the next ----
 
     // From here until the next retire_pv, O, the last P V, normalisers and `finished` are the old work tile's; all else is the new one's.
-    __device__ __forceinline__ void change_tile() {
-        finish_tile();
-        begin_tile();
-        softmax.restart();
-    }
+    __device__ __forceinline__ void change_tile() { finish_tile(), begin_tile(); }
     // Waits for the next work tile's Q. Returns false at the end of the work.
     __device__ __forceinline__ bool wait_for_work() const {
         smem.q_pipeline.consumer_wait(q_state);
@@ -1567,6 +1562,7 @@ struct ForwardConsumer {
         lowest_block = work.lowest_block(p);
         chain = work.chain(p);
         own_blocks = chain.template key_tiles<kOwnQueries, kBlockKv>(first_query + consumer * kOwnQueries);
+        softmax.restart();
     }
     __device__ __forceinline__ void finish_tile() {
         const PairStatistics statistics = softmax.finish(normalisers);
