@@ -75,8 +75,8 @@ struct ForwardConsumer {
         wgmma_wait_group<1>();  // lines 14, 15 of the iteration before: O += P V is complete
         retire_pv();            // rescale or store O, release V: O must be free before the next product
         // Between Q K^T and P V while the other consumer, which waits for the turn, does softmax: behind P V nothing would hide this.
-//% if linear
-        constexpr bool kEarly = false;  // at head dim 192 it would spill
+//% if linear or folds
+        constexpr bool kEarly = false;  // at head dim 192 both would spill
 //% else
         constexpr bool kEarly = Traits::kPingPong;
 //% endif
