@@ -51,6 +51,14 @@ DECODE_SM90, ROWS_DECODE_SM90 = AttentionDecodeSm90Config(1, 2, 32, 4), Attentio
 # Family, head dim, mask, whether gradients are deterministic, modifiers, a config other than the default.
 KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] = {
     "softcap": ("attention_forward", 64, Mask.CAUSAL, False, ("softcap",), None),
+    "softcap-causal-sm90": (
+        "attention_forward_sm90",
+        64,
+        Mask.CAUSAL,
+        False,
+        ("softcap",),
+        AttentionForwardSm90Config(1, 64, out_panels=1, ping_pong=False),
+    ),
     "softcap-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("softcap",), AttentionForwardSm90Config(2, 64, 2, 2, 1)),
     "alibi": ("attention_forward", 64, Mask.FULL, False, ("alibi",), None),
     "alibi-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi",), AttentionForwardSm90Config(2, 64, 2, 2, 1)),
@@ -265,30 +273,47 @@ def judged_where_scores_fall(text: Source, spec: KernelSpec, last: float, first:
     return Expected.of(tensors, {"softcap": 30.0}).judge(tensors)
 
 
-FALLING = {"small-then-low": (-4.3, -8.0), "low": (-16.0, -16.0), "small-then-lower": (1.0, -200.0), "small-then-high": (1.0, 20.0)}
+FALLING = {"small-then-low": (-4.3, -8.0), "low": (-16.0, -16.0), "small-then-lower": (1.0, -200.0), "small-then-high": (1.0, 8.0)}
 
 
-@pytest.mark.parametrize("dtype", [Dtype.FP16, Dtype.BF16])
+@pytest.mark.parametrize(("kernel", "dtype"), [("softcap-sm90", Dtype.FP16), ("softcap-causal-sm90", Dtype.BF16)])
 @pytest.mark.parametrize("scores", FALLING.values(), ids=FALLING)
-def test_guesses_that_scores_are_small_are_right_or_taken_back(scores: tuple[float, float], dtype: Dtype) -> None:
-    spec = spec_of("softcap-sm90", dtype)
+def test_guesses_that_scores_are_small_are_right_or_taken_back(scores: tuple[float, float], kernel: str, dtype: Dtype) -> None:
+    spec = spec_of(kernel, dtype)
     verdict = judged_where_scores_fall(emulated_text(spec), spec, *scores)
     assert verdict.ok, verdict.message
 
 
 @pytest.mark.parametrize(
-    ("find", "by", "scores"),
+    ("find", "by", "kernel", "scores"),
     [
-        ("total >= least && total < most", "total < most", FALLING["small-then-low"]),
-        ("row_sum[h] > 0.0f ? row_max[h] : kInitialRowMax", "row_max[h]", FALLING["low"]),
+        ("total >= least && total < most", "total < most", "softcap-sm90", FALLING["small-then-low"]),
+        ("quad_sum(row_sum[h]) > 0.0f ? row_max[h] : kInitialRowMax", "row_max[h]", "softcap-sm90", FALLING["low"]),
+        ("fminf(inverse, 1.0f)", "inverse", "softcap-causal-sm90", FALLING["small-then-low"]),
     ],
-    ids=["low-sums-taken", "row-max-of-the-guess-kept"],
+    ids=["low-sums-taken", "row-max-of-the-guess-kept", "low-totals-kept"],
 )
-def test_guesses_that_are_not_taken_back_are_found(find: str, by: str, scores: tuple[float, float]) -> None:
-    spec = spec_of("softcap-sm90")
+def test_guesses_that_are_not_taken_back_are_found(find: str, by: str, kernel: str, scores: tuple[float, float]) -> None:
+    spec = spec_of(kernel)
     text = emulated_text(spec)
     assert text.text.count(find) == 1
     assert not judged_where_scores_fall(replace(text, text=text.text.replace(find, by)), spec, *scores).ok
+
+
+def judged_where_lanes_have_no_keys(text: Source, spec: KernelSpec) -> Verdict:
+    """Of rows of which some lanes see no key of the first block, and some see one above the small ones in the next."""
+    tensors = Tensors.random(spec.problem, Workload(1, 2, 1, 130, 200), torch.Generator().manual_seed(44))
+    tensors["q"].mul_(2)
+    run_on_cpu(emulated_kernel(spec, text), tensors, {"softcap": 50.0}, limits=LIMITS)
+    return Expected.of(tensors, {"softcap": 50.0}).judge(tensors)
+
+
+def test_lanes_agree_whether_a_row_has_had_keys() -> None:
+    spec = spec_of("softcap-causal-sm90", Dtype.BF16)
+    text, find = emulated_text(spec), "quad_sum(row_sum[h]) > 0.0f ?"
+    assert text.text.count(find) == 1
+    assert judged_where_lanes_have_no_keys(text, spec).ok
+    assert not judged_where_lanes_have_no_keys(replace(text, text=text.text.replace(find, "row_sum[h] > 0.0f ?")), spec).ok
 
 
 def fault(name: str, find: str, replace: str, kernel: str, values: str = "near") -> tuple[str, Fault, str]:

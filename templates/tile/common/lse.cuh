@@ -42,7 +42,11 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const R
     const float product_error = fmaf(row_max, factor.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * factor.low + exponent * kLn2Low;
     // The term of the score that set row_max, 1 / total of the sum, is 2^0 or nearly so, and has no error.
+//% if folds
+    const float bias = kEx2Bias * (1.0f - fminf(inverse, 1.0f));  // a sum of small scores, whose row max is 0, may be far below 1
+//% else
     const float bias = kEx2Bias * (1.0f - inverse);
+//% endif
     const float corrections = sum_error + product_error + low_parts + bias;
     // 0 * total carries on a NaN, which the arithmetic on total's bits has lost.
     return s + (log_near_one(fraction - 1.0f) + fmaf(0.0f, total, corrections));

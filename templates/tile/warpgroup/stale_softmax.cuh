@@ -71,9 +71,10 @@ struct OnlineSoftmax {
         row_max[0] = row_max[1] = 0.0f;
         updates_every_block = false;
     }
+    // All lanes of a row's quad must agree whether it has had keys, though each sums its own columns.
     __device__ __forceinline__ void stop_guessing() {
 #pragma unroll
-        for (int h = 0; h < 2; ++h) row_max[h] = row_sum[h] > 0.0f ? row_max[h] : kInitialRowMax;
+        for (int h = 0; h < 2; ++h) row_max[h] = quad_sum(row_sum[h]) > 0.0f ? row_max[h] : kInitialRowMax;
         updates_every_block = true;
     }
 //% endif
