@@ -101,8 +101,7 @@ struct ForwardConsumer {
         wgmma_wait_group<0>();
         v_stage_in_use = -1;  // nobody fills the stage again
         retire_pv();
-        // Shared memory must live until the copies of O have read it.
-        if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();
+        if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();  // shared memory must live until the copies of O have read it
     }
     __device__ __forceinline__ void run() {
         wait_for_work();  // the grid has no more thread blocks than work tiles, so each has a first one
