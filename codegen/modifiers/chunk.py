@@ -44,7 +44,7 @@ class Chunk(Modifier):
         """See Modifier. A chunk longer than all positions says no more than one that is just as long: so nothing overflows."""
         chunk = max(1, whole(min(call.scalars["chunk"], call.workload.longest)))
         shift = (chunk - 1).bit_length()
-        return {"chunk": chunk, "chunk_multiplier": -(-(2 ** (30 + shift)) // chunk), "chunk_shift": shift}
+        return {"chunk": chunk, "chunk_multiplier": -(-(1 << (30 + shift)) // chunk), "chunk_shift": shift}
 
     def call_refusals(self, call: Call) -> list[str]:
         """See Modifier."""

@@ -259,6 +259,7 @@ KINDS: dict[str, tuple[Callable[..., Called], dict[str, Any], bool]] = {
     "dense, groups": (dense, {"group": 8, "d": 128, "scale": 0.3}, False),
     "dense, heads first": (dense, {"layout": "bhsd"}, False),
     "dense, a window": (dense, {"modifiers": WINDOW}, False),
+    "dense, a chunk beyond all lengths": (dense, {"modifiers": Given(("chunk",), (("chunk", 8192),))}, False),
     "dense, slopes": (dense, {"modifiers": Given(("alibi",))}, False),
     "dense, a bias": (dense, {"modifiers": Given(("bias",))}, False),
     "dense, a mask": (dense, {"modifiers": Given(("boolean_mask",)), "causal": False}, False),
