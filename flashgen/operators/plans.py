@@ -116,6 +116,8 @@ def run_at_hand(
         and (not before.differentiable or (before.deterministic is deterministic and torch.is_grad_enabled()))
     ):
         return before.run
+    if type(causal) is not bool:  # `check_types` will speak of it; 1 would be taken for True
+        return None
     looked_at, plans = (modifiers, tensors), _plans()
     try:
         plan: Plan | None = None

@@ -130,6 +130,15 @@ def test_a_call_that_differs_in_anything_has_a_plan_of_its_own() -> None:
     assert plans.plan_for(*call()) is first
 
 
+@pytest.mark.usefixtures("no_plans")
+def test_a_number_is_no_causal_once_a_call_is_known() -> None:
+    """Though 1 is equal to True, and so are signatures that have it: a call is refused the first time and ever after."""
+    plan = plans.plan_for(*call(causal=True))
+    for _ in range(3):
+        assert run_at_hand(*call(causal=True)) is plan.run
+        assert run_at_hand(*call(causal=1)) is None
+
+
 def differentiable(given: Arguments, at: int = 0) -> Arguments:
     """The same arguments, of which one tensor needs a gradient."""
     arguments: list[Any] = list(given)
