@@ -29,7 +29,7 @@ class AddressFields(NamedTuple):
     all_at_once: tuple[struct.Struct, int] | None
 
 
-Launch = Callable[[int | None, int, int], Any]
+EnqueueLaunch = Callable[[int | None, int, int], Any]
 """Enqueues a launch: given the stream, the arguments, no more options. None stands for the default stream, of which the driver's binding
 then makes no object."""
 
@@ -72,7 +72,7 @@ class ParameterMemory:
             packing, begin = where.all_at_once
             self.place_all = partial(packing.pack_into, written, begin)
         self._launch_of = (_overlapping if overlaps else _plain)(handle, resources)
-        self.launch: Launch
+        self.launch: EnqueueLaunch
 
     def load(self, numbers: LaunchNumbers) -> None:
         """Makes these the parameters of another launch, all but the addresses."""
@@ -87,12 +87,12 @@ class ParameterMemory:
 # What gives what enqueues a launch of so many blocks, until it is asked for another one.
 
 
-def _plain(handle: Any, resources: BlockResources) -> Callable[[int], Launch]:
+def _plain(handle: Any, resources: BlockResources) -> Callable[[int], EnqueueLaunch]:
     launch, threads, shared_bytes = driver().cuLaunchKernel, resources.threads, resources.shared_bytes
     return lambda grid: partial(launch, handle, grid, 1, 1, threads, 1, 1, shared_bytes)
 
 
-def _overlapping(handle: Any, resources: BlockResources) -> Callable[[int], Launch]:
+def _overlapping(handle: Any, resources: BlockResources) -> Callable[[int], EnqueueLaunch]:
     """Of launches that may begin while what is before them is under way. All share a config: to make one takes as long as a launch."""
     cu = driver()
     attribute, config = cu.CUlaunchAttribute(), cu.CUlaunchConfig()
@@ -107,7 +107,7 @@ def _overlapping(handle: Any, resources: BlockResources) -> Callable[[int], Laun
         config.hStream = stream
         return launch(config, handle, arguments, options)
 
-    def of_blocks(grid: int) -> Launch:
+    def of_blocks(grid: int) -> EnqueueLaunch:
         config.gridDimX = grid
         return enqueue
 
