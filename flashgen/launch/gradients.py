@@ -15,7 +15,7 @@ from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import NO_MODIFIERS, Given, modifier_gradients
 from flashgen.codegen.operands import Call
 from flashgen.codegen.operation import dense
-from flashgen.codegen.problem import Pass, Problem
+from flashgen.codegen.problem import Pass
 
 from .allocation import empty_strided
 from .arguments import (
@@ -223,11 +223,6 @@ class GradientPlan(SizedPlan):
         """`numbers` of another call: of the arguments of `GradientPlan`, with `SizedTensor`s."""
         shapes, _, call = _planned(*arguments)
         return shapes, chosen_numbers(call, self.bound)
-
-    @property
-    def problem(self) -> Problem | None:
-        """What the bound kernel computes."""
-        return self.bound.launch.kernel.spec.problem if self.bound is not None else None
 
 
 @untraced

@@ -256,7 +256,6 @@ def test_more_sequences_than_shared_memory_has_entries_for() -> None:
     assert verdict.ok, verdict.message
 
 
-_BOX = "store_shared_v4(smem.box(state.stage, lane_index()),"
 FAULTS = [
     ("small-pages", fault_of("entry-one-off", "table_row + at.page;", "table_row + max(0, at.page - 1);", "keys")),
     ("small-pages", fault_of("pages-of-the-neighbour", "*sequences.entry(head.batch, at)", "*sequences.entry(0, at)", "keys")),

@@ -28,7 +28,6 @@ ALONE_CAUSAL = ALONE((150, 200), mask=Mask.CAUSAL)
 
 _LOAD = "if (key_tile > 0) rows.for_each(O, /*stores=*/false"
 _STORE = "if (key_tile + 1 < seen.end) return"
-_RESCALE = "scale_rows(O, [&](int i, int h) { return rows.row_sum[i][h]; });"
 _TILE = "sequences.first_tile(batch, work.head) * kBlockQ"
 _SEEING = "const int seeing = key_tile == 0 ? 0 :"
 FAULTS = ladder.Faults(
