@@ -116,8 +116,6 @@ def run_at_hand(
         and (not before.differentiable or (before.deterministic is deterministic and torch.is_grad_enabled()))
     ):
         return before.run
-    if type(causal) is not bool:  # `check_types` will speak of it; 1 would be taken for True
-        return None
     looked_at, plans = (modifiers, tensors), _plans()
     try:
         plan: Plan | None = None
@@ -136,7 +134,7 @@ def run_at_hand(
             plan = plans.get(key)
     except (AttributeError, TypeError, RuntimeError):  # an argument that `check_types` will speak of
         return None
-    if plan is None:
+    if plan is None or type(causal) is not bool:  # 1 is equal to True, and finds its plan: `check_options` refuses it
         if not (q.is_cuda and k.is_cuda and v.is_cuda):
             return None
         check_options(causal, scale, layout, return_lse)
