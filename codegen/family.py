@@ -142,7 +142,7 @@ class Family(ABC):
         """
         return []
 
-    def preference_for(self, workload: Workload) -> int:
+    def preference_for(self, problem: Problem, workload: Workload) -> int:
         """`preference` among the families of a workload, for one that is made for some sizes. Asked of those that stand for a bucket."""
         return self.preference
 

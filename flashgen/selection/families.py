@@ -90,5 +90,5 @@ def default_spec(
     `excluded`: names of families that do not count; `workload`: for which families are preferred, where that is known: of a bucket
     """
     able = [one for one in families_for(problem, target, family) if one.name not in excluded]
-    chosen = able[0] if workload is None else max(able, key=lambda one: one.preference_for(workload))  # the first of equals
+    chosen = able[0] if workload is None else max(able, key=lambda one: one.preference_for(problem, workload))  # the first of equals
     return KernelSpec(chosen, problem, chosen.default(problem, target), target)

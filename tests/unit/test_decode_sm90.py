@@ -24,6 +24,7 @@ from flashgen.selection.picks import model_picks
 H200 = find_device("h200")
 PROBLEM = Problem(Dtype.BF16, 128, 128)
 TARGET = find_target("sm_90a")
+PAGES = {"page_size": 64, "table_pages": 128, "pages": 512}
 
 
 @pytest.mark.parametrize(
@@ -283,7 +284,7 @@ def test_few_queries_of_many_keys_take_it_by_themselves(mask: Mask, sizes: tuple
 @pytest.mark.parametrize("sequences", [Sequences.DENSE, Sequences.CACHED])
 @pytest.mark.parametrize("name", [*FAMILY.modifiers, "prefix_len"])
 def test_it_is_taken_with_the_modifiers_that_it_has(name: str, sequences: Sequences) -> None:
-    pages = {"page_size": 64, "table_pages": 128, "pages": 512} if sequences is Sequences.CACHED else {}
+    pages = PAGES if sequences is Sequences.CACHED else {}
     problem = dataclasses.replace(PROBLEM, mask=Mask.CAUSAL, modifiers=(name,), sequences=sequences)
     local = {"chunk": {"chunk": 1024}, "window": {"window_left": 1024, "window_right": 0}}.get(name, {})
     workload = Workload(4, 32, 8, 8, 8192, **local, **pages)
@@ -292,10 +293,22 @@ def test_it_is_taken_with_the_modifiers_that_it_has(name: str, sequences: Sequen
     assert name == "prefix_len" or next(model_picks(problem, workload, H200, family=FAMILY.name)).family is FAMILY
 
 
-@pytest.mark.parametrize(("len_q", "name"), [(8, "attention_decode_sm90"), (16, "attention_decode"), (32, "attention_forward_sm90")])
-def test_with_a_window_it_is_for_few_rows(len_q: int, name: str) -> None:
-    problem = dataclasses.replace(PROBLEM, mask=Mask.CAUSAL, modifiers=("window",))
-    workload = Workload(1, 32, 8, len_q, 8192, window_left=1023, window_right=0)
+@pytest.mark.parametrize(
+    ("batch", "len_q", "pages", "name"),
+    [
+        (1, 8, {}, "attention_decode_sm90"),
+        (4, 8, {}, "attention_decode_sm90"),
+        (1, 16, {}, "attention_decode"),
+        (4, 16, {}, "attention_forward_sm90"),
+        (4, 16, PAGES, "attention_decode"),
+        (1, 32, {}, "attention_forward_sm90"),
+    ],
+)
+def test_with_a_window_it_is_for_few_rows(batch: int, len_q: int, pages: dict[str, int], name: str) -> None:
+    """And with more of them the generic one is for pages, or for few sequences: dense, the forward kernel is faster with many."""
+    sequences = Sequences.CACHED if pages else Sequences.DENSE
+    problem = dataclasses.replace(PROBLEM, mask=Mask.CAUSAL, modifiers=("window",), sequences=sequences)
+    workload = Workload(batch, 32, 8, len_q, 8192, window_left=1023, window_right=0, **pages)
     assert next(model_picks(problem, workload, H200)).family.name == name
 
 

@@ -23,7 +23,7 @@ from flashgen.codegen.seen_tiles import scatters
 from flashgen.codegen.target import Target
 from flashgen.codegen.workload import Workload
 
-from ..attention_decode_sm90.boxes import PART_COST
+from ..attention_decode_sm90.boxes import MOST_LOCAL_ROWS, PART_COST
 from ..attention_decode_sm90.rows import COUNTED_ROWS, aligned_shares, size_reasons
 from ..attention_forward.config import QueryPlace
 from . import model
@@ -34,6 +34,7 @@ DIVISORS = ("key_tiles", "batch", "row_tiles", "group", "blocks", "aligned_share
 BLOCK_Q = (16, 32, 64)
 MIDDLE, WIDE = 128, 192  # columns of O
 MOST_ROWS, LEAST_KEYS_A_QUERY = max(BLOCK_Q), 8  # of a key/value head that the family is preferred for
+FILLING_HEADS = 128  # query heads of all sequences, each a work item of a forward kernel where there are few queries
 STAGES = (8, 6, 4, 3, 2)
 QUERY_PLACES = (QueryPlace.REGISTERS, QueryPlace.SHARED)
 RING_BYTES = 192 * 2**10  # of an SM: a third of it keeps the memory busy, the rest while a block ends one item and begins the next
@@ -228,10 +229,12 @@ class AttentionDecode(Family):
         partials = Buffer("partials", 8 * parts * rows * (product_widths(problem)[1] + STATISTICS))
         return Program((launch,), (partials, Buffer("part_counters", 4 * counters, BufferKind.STREAM_COUNTER)))
 
-    def preference_for(self, workload: Workload) -> int:
+    def preference_for(self, problem: Problem, workload: Workload) -> int:
         """See Family. For few queries of many keys, as one work item then has all queries that meet a key/value head's keys."""
-        rows = workload.heads_q // max(1, workload.heads_kv) * workload.len_q
-        return 2 if rows <= MOST_ROWS and workload.len_kv >= LEAST_KEYS_A_QUERY * workload.len_q else self.preference
+        w, rows = workload, workload.heads_q // max(1, workload.heads_kv) * workload.len_q
+        # A window's keys are soon read: with more rows, dense, the forward kernels are faster once they fill the GPU.
+        most = MOST_LOCAL_ROWS if w.has_window and not problem.is_cached and w.batch * w.heads_q >= FILLING_HEADS else MOST_ROWS
+        return 2 if rows <= most and w.len_kv >= LEAST_KEYS_A_QUERY * w.len_q else self.preference
 
     def not_dominated(self, config: AttentionDecodeConfig, workload: Workload) -> bool:
         """See Family. Work items of more rows are for more rows."""

@@ -11,6 +11,7 @@ from .config import BARRIER_BYTES, AttentionDecodeSm90Config
 from .rows import seen_key_tiles
 
 PART_COST = 2  # key tiles that a part of a head takes as long as, beside its own: kPartCost in cached_key_tiles.cuh
+MOST_LOCAL_ROWS = 32  # of a key/value head, with a window or chunks: parts of more cost as much as the keys there
 _BATCHES, _BATCH_BOXES, _BOX_BYTES = 4, 32, 16  # kBoxBatches, a warp's lanes, and what each of them keeps, in decode_storage.cuh
 _WARP_BYTES = 4  # of BlockScan, for each warp
 _NUMBERS = ("box_keys", "border", "tile_boxes", "batch_tiles")

@@ -22,7 +22,7 @@ from flashgen.codegen.tensor_map import STRIDE_END, TensorMapShape, tensor_map_s
 from flashgen.codegen.workload import Workload
 
 from . import model, storage
-from .boxes import PART_COST, box_block, box_values
+from .boxes import MOST_LOCAL_ROWS, PART_COST, box_block, box_values
 from .config import AttentionDecodeSm90Config
 from .registers import WIDEST_OF_KEY_GROUPS, ahead_reasons, needed_registers, registers
 from .rows import COUNTED_ROWS, RowTiles, aligned_shares, blocks_for, most_parts, partial_bytes, seen_key_tiles, size_reasons, tiles_of
@@ -32,7 +32,6 @@ LEAST_KEYS = 32  # of a tile
 LEAST_TILE = 16384  # bytes of a tile of K and V: a producer takes a while to copy a smaller one, too
 SHALLOWEST = 65536  # bytes of K and V on their way that keep an SM's share of the memory busy
 MOST_ROWS = 128  # of a key/value head that the family is preferred for: one row tile
-MOST_LOCAL_ROWS = 32  # the same with a window or chunks
 LEAST_KEYS_A_QUERY = 8
 # Of all key/value heads: with fewer, tiles of 64 rows, as the forward family has, leave some of 132 SMs idle, and equal shares none.
 FILLING_ROWS = 8192
@@ -205,12 +204,12 @@ class AttentionDecodeSm90(Family):
             reasons += size_reasons(w)
         return reasons + super().call_refusals(call, config)
 
-    def preference_for(self, workload: Workload) -> int:
+    def preference_for(self, problem: Problem, workload: Workload) -> int:
         """See Family. Before all others for few queries of many keys: what K and V take to read is then all of the time.
 
         128 rows need 128 FLOP for a byte of K and V, while a GPU has twice as many in the time that a byte takes. With fewer keys for each
         query, whose rows then are most of what is read, or with row tiles that fill the GPU, the ordinary forward pass has better ones; and
-        with a window or chunks of few keys for more rows, whose parts cost as much as these keys.
+        with a window or chunks for more rows, whose parts cost as much as these keys.
         """
         w, rows = workload, workload.heads_q // max(1, workload.heads_kv) * workload.len_q
         few = rows <= MOST_ROWS or w.batch * w.heads_q * w.len_q < FILLING_ROWS
