@@ -1,7 +1,7 @@
 """How what a call makes lies in memory: dense, and under layout "bhsd" with rows before heads where its tensor lies so.
 
-Models hold [batch, len, heads, head_dim] and call with transposed views of it. Out that lies as q does is theirs again once it is
-transposed back, without a copy; and so are the gradients, each as the tensor that it belongs to. The same rule holds for all that tells or
+Models hold [batch, len, heads, head_dim] and call with transposed views of it. They transpose out back: if it lies in memory as q does,
+that is dense without a copy. Gradients lie as the tensors that they belong to, for the same reason. One rule holds for all that tells or
 makes such tensors: plans, fakes, kernels on the CPU.
 """
 

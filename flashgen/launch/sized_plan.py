@@ -14,7 +14,7 @@ class SizedPlan:
 
     run: runs a call of the signature: see each operator's plan
     bound: what is launched; None where there is nothing to compute
-    numbers: what `run` has of sizes
+    numbers: all that sizes decide: shapes and strides of outputs, and what each launch needs
     before, met, before_differentiable: what knows the next call of this signature at once, whether it has run a call, and the first of
         these for calls with gradients: see operators/plans.py
     """

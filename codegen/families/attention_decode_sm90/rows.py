@@ -13,7 +13,7 @@ from flashgen.codegen.sizes import common_divisor, of_sizes
 from flashgen.codegen.workload import OPEN, Workload
 
 LEAST_SHARE = 0.75  # of the SMs: so many copy nearly as fast as all of them, and lose less than cutting heads costs calls of some 100 us
-NEARLY_ALL = 0.9  # of the SMs: if not so many are to read, half of them are sooner done, probably as two share their way to the L2
+NEARLY_ALL = 0.9  # of the SMs: fewer blocks than that are sooner done on half of the SMs, probably as two SMs share a way to the L2
 
 COUNTED_ROWS = 2**31 - 1 - 1024  # of keys, and of packed queries: so that the end of a tile that they begin is an int, too
 
@@ -101,7 +101,7 @@ def _whole_root(ratio: int) -> int:
 def blocks_for(heads: int, batch: int, key_tiles: int, sm_count: int, parts: int) -> int:
     """Thread blocks among which `heads` heads of `batch` sequences, `key_tiles` each, are shared: at most one an SM, and a tile at least.
 
-    parts: of a head, at most, but for rounding
+    parts: how many a head is cut into, at most; rounding the number of blocks may add some
 
     Where every share would end inside a head, blocks would have two parts each, whose outputs go through memory. So it is a number that
     divides the heads of all sequences, or that they divide, unless that leaves more than a quarter of the SMs idle. Else it is a multiple
