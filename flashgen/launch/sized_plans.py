@@ -30,7 +30,9 @@ _MOST_RECORDED = 1024  # of a kind, which takes some seconds in all: whose calls
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
-Numbers = tuple[Any, ...]
+Numbers = tuple[Any, ...]  # what a plan has of sizes
+_Sizes = tuple[int, ...]
+_Hints = tuple[Any, ...]  # of lengths, which a caller expects: ints or None
 _Entries = frozenset[tuple[int, int, int]]  # each of which tensor, 0 for its shape or 1 for its strides, and of which dimension
 _ENTRIES = "shape", "stride()"
 
@@ -47,7 +49,7 @@ class _Way:
 class _Form:
     """Calls whose tensors differ in some entries of shapes and strides alone. known: plans of those that were met, `last` the last one.
 
-    sizes: gives those entries, and numbers, of a call
+    sizes: gives those entries, and hints, of a call
     fits: whether tensors, each once, are those of such a call; twins: places of those that are there twice
     is_plain: whether no tensor is of a class that may listen to what PyTorch does with it
     """
@@ -66,16 +68,16 @@ class _Form:
         "ways",
     )
 
-    def __init__(self, tensors: Sequence[torch.Tensor], twins: tuple[tuple[int, int], ...], varying: _Entries, numbers: Numbers) -> None:
+    def __init__(self, tensors: Sequence[torch.Tensor], twins: tuple[tuple[int, int], ...], varying: _Entries, hints: _Hints) -> None:
         again = {second for _, second in twins}
         self._twins, self._distinct = twins, [i for i in range(len(tensors)) if i not in again]
         self._entries = sorted(one for one in varying if one[0] not in again)
-        self.sizes = _reader(self._entries, numbers)
+        self.sizes = _reader(self._entries, hints)
         self.fits_distinct = form_guard([tensors[i] for i in self._distinct], [_varying_of(i, varying) for i in self._distinct])
         self.is_plain = {*map(type, tensors)} <= _PLAIN
         self.requires_grad = any(tensor.requires_grad for tensor in tensors)
-        self.known: dict[Numbers, Any] = {}
-        self.last: tuple[Numbers, Any] = (), None
+        self.known: dict[_Sizes, Any] = {}
+        self.last: tuple[_Sizes, Any] = (), None
         self._met: set[int] = set()
         self.ways: list[_Way] = []
 
@@ -87,9 +89,9 @@ class _Form:
                 return False
         return self.fits_distinct(*[tensors[i] for i in self._distinct])
 
-    def plan(self, tensors: Sequence[torch.Tensor], numbers: Numbers) -> Any:
+    def plan(self, tensors: Sequence[torch.Tensor], hints: _Hints) -> Any:
         """The plan of a call that fits; None if it must be made in full."""
-        sizes = self.sizes(tensors, numbers)
+        sizes = self.sizes(tensors, hints)
         last, plan = self.last
         if last != sizes:
             plan = self.known.get(sizes)
@@ -112,7 +114,7 @@ class _Form:
             return self.keep(sizes, plan)
         return None
 
-    def keep(self, sizes: Numbers, plan: Any) -> Any:
+    def keep(self, sizes: _Sizes, plan: Any) -> Any:
         """The plan, which is known until the next one, or from now on if its sizes have come again."""
         self.last, met = (sizes, plan), hash(sizes)
         if met in self._met:
@@ -124,12 +126,12 @@ class _Form:
             self._met = {met}
         return plan
 
-    def learn(self, tensors: Sequence[torch.Tensor], numbers: Numbers, plan: SizedPlan, planned: Callable[..., Numbers]) -> None:
+    def learn(self, tensors: Sequence[torch.Tensor], hints: _Hints, plan: SizedPlan, planned: Callable[..., Numbers]) -> None:
         """Adds the way of a plan that was made in full. planned: see `SizedPlans.learn`."""
-        sizes = self.sizes(tensors, numbers)
+        sizes = self.sizes(tensors, hints)
         self.keep(sizes, plan)
 
-        def recorded(given: Numbers) -> Numbers:
+        def recorded(given: _Sizes) -> Numbers:
             left = iter(given)
             of = dict(zip(self._entries, left, strict=False))
             found = []
@@ -140,7 +142,7 @@ class _Form:
                     for which, plain in enumerate((tensor.shape, tensor.stride()))
                 ]
                 found.append(SizedTensor(entries[0], entries[1], tensor.dtype, tensor.device))
-            return planned(found, tuple([None if number is None else next(left) for number in numbers]))
+            return planned(found, tuple([None if hint is None else next(left) for hint in hints]))
 
         sources = loaded.kernels.sources()  # those of the recording: they may change meanwhile
         try:
@@ -156,7 +158,7 @@ class _Kind:
 
     __slots__ = ("entries", "forms", "recorded", "varying")
 
-    def __init__(self, entries: Numbers) -> None:
+    def __init__(self, entries: tuple[Any, ...]) -> None:
         self.entries, self.forms, self.recorded = entries, list[_Form](), 0
         self.varying: _Entries = frozenset()
 
@@ -170,13 +172,13 @@ class SizedPlans:
         self._forms: dict[Hashable, list[_Form]] = {}
         self._kinds: dict[Hashable, _Kind] = {}
 
-    def find(self, options: Hashable, tensors: Sequence[torch.Tensor], numbers: Numbers = (), alone: bool = False) -> Any:
+    def find(self, options: Hashable, tensors: Sequence[torch.Tensor], hints: _Hints = (), alone: bool = False) -> Any:
         """The plan of a call like others but for its sizes, if it is known or there is a way to it.
 
-        options: all that decides a plan beside tensors that are there; numbers: but for these, which are sizes or None
+        options: all that decides a plan beside tensors that are there; hints: but for these, expected lengths or None
         alone: past PyTorch's dispatcher: none for tensors of other classes, nor where some require grad and gradients are enabled
         """
-        forms = self._forms.get(_with_types(options, numbers))
+        forms = self._forms.get(_with_types(options, hints))
         if forms is not None:
             for at, form in enumerate(forms):
                 if form.fits(tensors):
@@ -184,24 +186,24 @@ class SizedPlans:
                         forms.insert(0, forms.pop(at))
                     if alone and not (form.is_plain and not (form.requires_grad and torch.is_grad_enabled())):
                         return None
-                    return form.plan(tensors, numbers)
+                    return form.plan(tensors, hints)
         return None
 
     def learn(
-        self, options: Hashable, tensors: Sequence[torch.Tensor], plan: SizedPlan, planned: Callable[..., Numbers], numbers: Numbers = ()
+        self, options: Hashable, tensors: Sequence[torch.Tensor], plan: SizedPlan, planned: Callable[..., Numbers], hints: _Hints = ()
     ) -> None:
         """Remembers a plan that was made in full: the second of a kind, and each further one, gives a way to others.
 
-        planned: what `plan.with_numbers` takes, of `SizedTensor`s in place of the tensors, and of such numbers
+        planned: what `plan.with_numbers` takes, of `SizedTensor`s in place of the tensors, and of such hints
         """
-        if not knows_tensors or plan.bound is None or not {*map(type, numbers)} <= {int, type(None)}:
+        if not knows_tensors or plan.bound is None or not {*map(type, hints)} <= {int, type(None)}:
             return
         twins = tuple((i, j) for j, one in enumerate(tensors) for i in range(j) if tensors[i] is one)
         of_tensors = tuple(
             (one.dtype, one.device, one.ndim, one.requires_grad, one.shape[-1] if i < self._of_heads and one.ndim else 0)
             for i, one in enumerate(tensors)
         )
-        options = _with_types(options, numbers)
+        options = _with_types(options, hints)
         key = (options, of_tensors, twins)
         entries = tuple((tuple(one.shape), one.stride()) for one in tensors)
         kind = self._kinds.get(key)
@@ -220,30 +222,30 @@ class SizedPlans:
             kind.varying, kind.forms = varying, []
         kind.forms = [form for form in kind.forms if form in forms]
         form = next((form for form in kind.forms if form.fits(tensors)), None)
-        if form is None:  # of other numbers alone, or seen from elsewhere in PyTorch's dispatcher
-            form = _Form(tensors, twins, varying, numbers)
+        if form is None:  # of other hints alone, or seen from elsewhere in PyTorch's dispatcher
+            form = _Form(tensors, twins, varying, hints)
             kind.forms.append(form)
             forms.insert(0, form)
             del forms[_MOST_FORMS:]
-        form.learn(tensors, numbers, plan, planned)
+        form.learn(tensors, hints, plan, planned)
 
 
-def _with_types(options: Hashable, numbers: Numbers) -> Hashable:
-    """Options, and which numbers are None: no form is of both. Others than ints are of no form."""
-    return (options, *map(type, numbers)) if numbers else options
+def _with_types(options: Hashable, hints: _Hints) -> Hashable:
+    """Options, and which hints are None: no form is of both. Others than ints are of no form."""
+    return (options, *map(type, hints)) if hints else options
 
 
-def _reader(entries: Sequence[tuple[int, int, int]], numbers: Numbers) -> Callable[[Sequence[torch.Tensor], Numbers], tuple[int, ...]]:
-    """What gives the sizes of a call, of its tensors and numbers: these entries, and the numbers that are not None here."""
+def _reader(entries: Sequence[tuple[int, int, int]], hints: _Hints) -> Callable[[Sequence[torch.Tensor], _Hints], _Sizes]:
+    """What gives the sizes of a call, of its tensors and hints: these entries, and the hints that are not None here."""
     read = {f"s{i}_{which}": f"tensors[{i}].{_ENTRIES[which]}" for i, which, _ in entries}
-    given = [f"s{i}_{which}[{dim}]" for i, which, dim in entries] + [f"numbers[{i}]" for i, n in enumerate(numbers) if n is not None]
+    given = [f"s{i}_{which}[{dim}]" for i, which, dim in entries] + [f"hints[{i}]" for i, hint in enumerate(hints) if hint is not None]
     lines = "".join(f"    {name} = {value}\n" for name, value in read.items())
     made: dict[str, Any] = {}
-    exec(f"def sizes(tensors, numbers):\n{lines}    return ({''.join(f'{one}, ' for one in given)})", made)
+    exec(f"def sizes(tensors, hints):\n{lines}    return ({''.join(f'{one}, ' for one in given)})", made)
     return made["sizes"]  # type: ignore[no-any-return]
 
 
-def _different(some: Numbers, others: Numbers) -> _Entries:
+def _different(some: tuple[Any, ...], others: tuple[Any, ...]) -> _Entries:
     """Which entries of shapes and strides differ."""
     return frozenset(
         (i, which, dim)

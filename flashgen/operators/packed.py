@@ -156,7 +156,7 @@ def _sized(tensors: PackedTensors, options: PackedOptions) -> tuple[tuple[Any, .
 
 def _new_plan(key: tuple[Any, ...], tensors: PackedTensors, options: PackedOptions) -> PackedPlan:
     """The plan for a signature that this thread has not met."""
-    plan, (known, there, numbers) = PackedPlan(*_checks(tensors, options)), _sized(tensors, options)
+    plan, (known, there, hints) = PackedPlan(*_checks(tensors, options)), _sized(tensors, options)
     are_there = [tensor is not None for tensor in tensors]
 
     def planned(found: Sequence[Any], lengths: Any) -> tuple[Any, ...]:
@@ -164,7 +164,7 @@ def _new_plan(key: tuple[Any, ...], tensors: PackedTensors, options: PackedOptio
         every = tuple(next(left) if is_there else None for is_there in are_there)
         return plan.numbers_of(*_checks(every, options._replace(max_seqlen_q=lengths[0], max_seqlen_kv=lengths[1])))
 
-    plans.sized_plans("packed").learn(known, there, plan, planned, numbers)
+    plans.sized_plans("packed").learn(known, there, plan, planned, hints)
     return plans.kept(_plans(), key, plan)
 
 
