@@ -9,11 +9,12 @@ and block masks is in flashgen/launch/traced_call.py and block_masks.py.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from operator import is_
 from typing import Any
 
 import torch
-from torch.compiler import is_compiling
+from torch.compiler import allow_in_graph, is_compiling
 from torch.nn.attention.flex_attention import (
     AuxOutput,
     AuxRequest,
@@ -24,6 +25,7 @@ from torch.nn.attention.flex_attention import (
     noop_mask,
     or_masks,
 )
+from torch.nn.functional import pad
 
 from flashgen.codegen.errors import ArgumentError, shown
 
@@ -68,7 +70,7 @@ def flex_attention(
 
     query: [batch, heads_q, len_q, head_dim], bf16 or fp16; key: [batch or 1, heads_kv, len_kv, head_dim]; value: as key, with head_dim_v.
        Sizes as `flashgen.attention` has them for layout "bhsd". Any strides: what kernels cannot read, as rows that are not aligned to
-       16 bytes, is copied. torch.compile leaves calls to Python where a tensor begins at an address that is not aligned
+       16 bytes, is copied. Where tensors begin torch.compile sees when it traces: a graph made for aligned tensors refuses others by name
     score_mod, block_mask, scale: as `flashgen.attention` has them
     enable_gqa: whether heads_q may be a multiple of heads_kv
     return_lse: also return the natural log-sum-exp of scores, fp32 [batch, heads_q, len_q]
@@ -86,50 +88,70 @@ def flex_attention(
         if return_aux.max_scores:
             raise ArgumentError("return_aux must not ask for max_scores, which flashgen's kernels do not keep; got max_scores=True")
     wants_lse = return_lse if return_aux is None else return_aux.lse
-    if isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and query.ndim == key.ndim == 4 and not query.is_nested:
-        if not enable_gqa and query.shape[1] != key.shape[1]:
-            raise ArgumentError(f"key must have query's {query.shape[1]} heads, or enable_gqa must be True; got {key.shape[1]} heads")
-        if key.shape[0] == 1 != query.shape[0]:
-            key, value = (tensor.expand(query.shape[0], -1, -1, -1) for tensor in (key, value))
+    if not enable_gqa and _have_heads(query, key) and query.shape[1] != key.shape[1]:
+        raise ArgumentError(f"key must have query's {query.shape[1]} heads, or enable_gqa must be True; got {key.shape[1]} heads")
+    given = query, key, value
     options = {"scale": scale, "layout": "bhsd", "return_lse": wants_lse, "score_mod": score_mod, "block_mask": block_mask}
-    if is_compiling():
-        query, key, value = _readable(query), _readable(key), _readable(value)
-    try:
-        found = _attention(query, key, value, **options)
-    except ArgumentError as error:
-        if is_compiling():  # a tracer knows the error by its class
-            raise
-        found = _of_copies((query, key, value), options, error)
+    if is_compiling():  # a graph has one way for all calls, and a tracer knows errors by their class
+        found = _attention(*_with_all_entries(*[_readable(t) if isinstance(t, torch.Tensor) else t for t in given]), **options)
+    else:
+        try:
+            found = _attention(*_with_all_entries(*given), **options)
+        except ArgumentError as error:
+            found = _of_copies(given, options, error)
     out, lse = found if wants_lse else (found, None)
     if return_aux is not None:
         return out, AuxOutput(lse=lse, max_scores=None)
     return (out, lse) if return_lse else out
 
 
+def _have_heads(query: Any, key: Any) -> bool:
+    return isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and query.ndim == key.ndim == 4 and not query.is_nested
+
+
+def _with_all_entries(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
+    """Keys and values of one entry as those of all entries, as views."""
+    if _have_heads(query, key) and key.shape[0] == 1 != query.shape[0]:
+        key, value = (tensor.expand(query.shape[0], -1, -1, -1) for tensor in (key, value))
+    return query, key, value
+
+
 def _of_copies(given: tuple[Any, Any, Any], options: dict[str, Any], error: ArgumentError) -> Any:
     """The call that an error has refused, of copies of what kernels cannot read. Raises the error where that is nothing."""
-    copies = [_readable(tensor, where_it_begins=True) for tensor in given]
+    copies = [_readable(tensor) if isinstance(tensor, torch.Tensor) else tensor for tensor in given]
     if all(map(is_, copies, given)):
         raise by_other_names(error, _NAMES) from error
     try:
-        return _attention(*copies, **options)
+        return _attention(*_with_all_entries(*copies), **options)
     except ArgumentError as another:
         raise by_other_names(another, _NAMES) from another
 
 
-def _readable(tensor: Any, where_it_begins: bool = False) -> Any:
-    """The tensor, or a dense copy where kernels cannot read its rows. What is no dense tensor stays as it is.
-
-    where_it_begins: whether to look at that, too. Dynamo cannot trace it.
-    """
-    if not isinstance(tensor, torch.Tensor) or tensor.is_nested or tensor.layout is not torch.strided or not tensor.ndim:
+@allow_in_graph  # type: ignore[untyped-decorator]  # Dynamo cannot trace where a tensor begins: what traces its graph sees it
+def _readable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, or a copy where kernels cannot read its rows, in which heads and rows lie in the same order. Others stay as they are."""
+    if tensor.is_nested or tensor.layout is not torch.strided or tensor.ndim != 4:
         return tensor
     *strides, last = tensor.stride()
     *sizes, _ = tensor.shape
     apart = last != 1 or any(stride % _ALIGNED and size > 1 for stride, size in zip(strides, sizes, strict=True))
-    if where_it_begins:
-        apart = apart or tensor.storage_offset() % _ALIGNED != 0
-    return tensor.clone(memory_format=torch.contiguous_format) if apart else tensor
+    if not apart and not _begins_unaligned(tensor):
+        return tensor
+    rows_first = strides[1] < strides[2]
+    dense = tensor.transpose(1, 2) if rows_first else tensor
+    # Inductor takes away a copy that has the strides of what it copies, wherever that begins: there rows are farther apart.
+    copy = dense.clone(memory_format=torch.contiguous_format) if apart else pad(dense, (0, _ALIGNED))[..., : tensor.shape[3]]
+    return copy.transpose(1, 2) if rows_first else copy
+
+
+def _begins_unaligned(tensor: torch.Tensor) -> bool:
+    """Of a tensor that is traced: as far as its place in its storage tells."""
+    if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+        with suppress(RuntimeError):  # transforms of torch.func have tensors without memory
+            return tensor.data_ptr() % (2 * _ALIGNED) != 0
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # SymPy: whoever traces has it already
+
+    return guard_or_false(tensor.storage_offset() % _ALIGNED != 0)
 
 
 def _check_options(options: Any) -> None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch.nn.attention import flex_attention as theirs
 
 import flashgen
@@ -165,8 +167,8 @@ STRIDES = [
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_rows_that_kernels_cannot_read_are_copied(compiled: bool) -> None:
     for strides, begin in STRIDES:
-        whole = begin % 8 == 0  # Dynamo cannot trace where a tensor begins
-        call: Any = torch.compile(flex.flex_attention, fullgraph=whole, backend="aot_eager") if compiled else flex.flex_attention
+        torch.compiler.reset()  # a graph is told by strides, not by where tensors begin
+        call: Any = torch.compile(flex.flex_attention, fullgraph=True, backend="aot_eager") if compiled else flex.flex_attention
         given = [torch.randn(2 * 2 * 36 * 17 + begin, dtype=torch.bfloat16).as_strided((2, 2, 36, 16), strides, begin) for _ in range(3)]
         leaves: Any = [tensor.requires_grad_() for tensor in given]
         dense: Any = [tensor.contiguous().clone() for tensor in leaves]
@@ -176,6 +178,65 @@ def test_rows_that_kernels_cannot_read_are_copied(compiled: bool) -> None:
         of = torch.randn_like(wanted)
         both = [torch.autograd.grad(out, leaves, of, retain_graph=True) for out in (found, wanted)]
         assert all(torch.equal(*pair) for pair in zip(*both, strict=True))
+
+
+def without_kernels(monkeypatch: pytest.MonkeyPatch) -> list[torch.Tensor]:
+    """Views of value in place of results, and the queries and keys that the kernel would have had."""
+    found: list[torch.Tensor] = []
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **_: Any) -> torch.Tensor:
+        for tensor in (q, k, v):
+            if tensor.stride(1) % 8 or tensor.stride(2) % 8 or tensor.data_ptr() % 16:
+                raise ArgumentError("cannot be read")
+        found[:] = q, k
+        return v
+
+    monkeypatch.setattr(flex, "_attention", attention)
+    return found
+
+
+def test_copies_keep_the_order_of_heads_and_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = without_kernels(monkeypatch)
+    for width, begin in ((20, 0), (16, 3)):
+        rows = torch.randn(2 * 6 * 4 * width + begin).bfloat16()[begin:].view(2, 6, 4, width)[..., :16].transpose(1, 2)
+        flex.flex_attention(rows, rows, rows)
+        assert found[0].stride(1) < found[0].stride(2)
+        assert torch.equal(found[0], rows)
+
+
+def test_what_begins_at_an_unaligned_address_is_copied_wherever_its_storage_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = without_kernels(monkeypatch)
+    q = torch.frombuffer(bytearray(2 * 4 * 6 * 16 * 2 + 32), dtype=torch.bfloat16, offset=2)[: 2 * 4 * 6 * 16].view(2, 4, 6, 16)
+    assert q.storage_offset() == 0
+    flex.flex_attention(q, q, q)
+    assert torch.equal(found[0], q)
+
+
+def test_one_entry_of_keys_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = without_kernels(monkeypatch)
+    key = torch.randn(1, 4, 6, 20).bfloat16()[..., :16]
+    flex.flex_attention(torch.randn(64, 4, 6, 16).bfloat16(), key, key)
+    assert found[1].shape[0] == 64
+    assert found[1].untyped_storage().nbytes() == key.numel() * 2
+
+
+def test_graphs_copy_what_begins_at_unaligned_places() -> None:
+    """Inductor takes a clone away whose strides are those of the tensor."""
+    given = torch.randn(2 * 2 * 20 * 16 + 3).bfloat16()[3:].view(2, 2, 20, 16)
+    graphs: list[Any] = []
+
+    def compile_nothing(graph: Any, _: Any) -> Any:
+        graphs.append(graph)
+        return make_boxed_func(lambda *_: [given])
+
+    for dynamic in (False, True):
+        torch.compiler.reset()
+        backend: Any = aot_autograd(fw_compiler=compile_nothing)
+        torch.compile(flex.flex_attention, fullgraph=True, dynamic=dynamic, backend=backend)(given, given, given)
+        (node,) = (node for node in graphs.pop().graph.nodes if "flashgen" in str(node.target))
+        for argument in node.args[:3]:
+            assert argument.meta["val"].storage_offset() == 0
+            assert argument.meta["val"].stride() != given.stride()
 
 
 @pytest.mark.slow

@@ -117,6 +117,13 @@ def test_fake_tensors_get_the_shapes(layout: str) -> None:
     assert lse.dtype == torch.float32
 
 
+def test_a_fake_may_be_a_view_that_is_laid_out_anew() -> None:
+    """Where a view of an intermediate begins is for Inductor to choose."""
+    with FakeTensorMode():
+        q = torch.empty(2, 5, 4, 24, dtype=torch.bfloat16)[..., 4:20]
+        assert flashgen.attention(q, q, q).shape == q.shape
+
+
 class Logging(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
