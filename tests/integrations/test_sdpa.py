@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -491,6 +492,17 @@ def test_a_fused_operator(on_cpu: list[Tensors], operators: list[str], name: str
     assert operators == []
     for own, other in zip((found[0], *gradients), expected, strict=True):
         torch.testing.assert_close(own.float(), other, atol=0.03, rtol=0.02)
+
+
+@pytest.mark.parametrize(("name", "head_dim_v"), [("flash", 8), ("efficient", 8), ("efficient", 16), ("cudnn", 8), ("cudnn", 16)])
+def test_out_of_a_fused_operator_lies_as_its_fake_says(on_cpu: list[Tensors], operators: list[str], name: str, head_dim_v: int) -> None:
+    """Of all orders of batch, heads and lengths in memory: torch.nn.MultiheadAttention has lengths first where batch_first is False."""
+    for order in permutations(range(3)):
+        inverse = [*sorted(range(3), key=order.__getitem__), 3]
+        q, k, v = (numbers(*[(2, 4, 6)[d] for d in order], head_dim, grad=False).permute(inverse) for head_dim in (8, 8, head_dim_v))
+        arguments = arguments_of(name, [q, k, v], None, False)
+        require_form(operator_of(name)(*arguments), operator_of(name), arguments)
+    assert operators == []
 
 
 def with_expected(tensors: list[Tensor], bias: Tensor | None, is_causal: bool) -> list[Tensor]:

@@ -123,9 +123,10 @@ def cudnn(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, wants_lse: bool, dropout_p: float = 0.0, is_causal: bool = False,
     debug: bool = False, *, scale: float | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
-    """_scaled_dot_product_cudnn_attention. out lies in memory as query does; lse: [batch, heads, len_q, 1]."""
+    """_scaled_dot_product_cudnn_attention. out's dimensions lie in memory in the order of query's; lse: [batch, heads, len_q, 1]."""
     state, offset = state_of_forward(query, (), dropout_p), query.new_empty((), dtype=torch.int64)
     out, lse = _forward(query, key, value, is_causal, scale, dropout_p, state, bias)
+    out = like_empty(out, query) if out.shape == query.shape else _in_order(out, query)
     return out, lse.unsqueeze(3), None, None, query.shape[2], key.shape[2], state, offset, None
 
 
@@ -235,3 +236,11 @@ def like_empty(found: Tensor, of: Tensor) -> Tensor:
     if found.stride() == of.stride() or found.stride() == torch.empty_like(of, device="meta").stride():
         return found
     return torch.empty_like(of).copy_(found)
+
+
+def _in_order(found: Tensor, of: Tensor) -> Tensor:
+    """Dense, with dimensions in the order of the other tensor's strides, as the fake of cuDNN's operator has them."""
+    outermost_first = sorted(range(4), key=of.stride().__getitem__, reverse=True)
+    permuted = found.permute(outermost_first)
+    inverse = sorted(range(4), key=outermost_first.__getitem__)
+    return found if permuted.is_contiguous() else permuted.contiguous().permute(inverse)
