@@ -194,11 +194,18 @@ def _itself(p: Promotion, input: Any, **options: Any) -> Scalar:
     return p.scalar(input)
 
 
+def _refuse_inplace(p: Promotion, inplace: bool) -> None:
+    if inplace:
+        p.refuse("leave inplace out of relu and silu, and use what they return", "inplace=True")
+
+
 def _relu(p: Promotion, input: Any, inplace: bool = False) -> Scalar:
+    _refuse_inplace(p, inplace)
     return _clamp(p, input, 0)
 
 
 def _silu(p: Promotion, input: Any, inplace: bool = False) -> Scalar:
+    _refuse_inplace(p, inplace)
     return _mul(p, input, HANDLERS["sigmoid"](p, input))
 
 

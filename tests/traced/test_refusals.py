@@ -124,6 +124,8 @@ SCORES: dict[str, tuple[Callable[..., Any], str]] = {
     "condition_of_where": (lambda s, b, h, q, k: torch.where(q, s, 0.0), "must have a bool as the condition"),
     "out": (lambda s, b, h, q, k: torch.exp(s, out=s), "that flashgen knows"),
     "keyword": (lambda s, b, h, q, k: s.clamp(lowest=0), "clamp|lowest"),
+    "inplace_relu": (lambda s, b, h, q, k: torch.nn.functional.relu(s, inplace=True), "must leave inplace out.*inplace=True"),
+    "inplace_silu": (lambda s, b, h, q, k: torch.nn.functional.silu(s, inplace=True), "must leave inplace out.*inplace=True"),
     "text": (lambda s, b, h, q, k: s + "a", "must compute with tensors and numbers|unsupported operand"),
     "global": (changes_global, "must not assign to variables that it captures.*COUNT"),
     "nonlocal": (changes_captured(), "must not assign to variables that it captures.*count"),
