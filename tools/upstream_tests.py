@@ -123,7 +123,8 @@ def run_all(
 ) -> int:
     """Runs the drawn cases in processes, and prints what becomes of them. 1 if one fails or has not been run, else 0.
 
-    Those that fail are printed at once, and how far it is every 15 s. function_of: the name of a case's test function
+    Those that fail are printed at once, and how far it is at most every 15 s.
+    function_of: the name of a case's test function
     """
     chosen, count = options.parts
     cases = [case for i, case in enumerate(drawn) if i % count in chosen]

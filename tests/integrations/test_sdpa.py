@@ -576,7 +576,7 @@ def test_operators_pass_on(on_cpu: list[Tensors], operators: list[str]) -> None:
         (
             torch.ops.aten._flash_attention_forward.default,
             (q, q, q, None, None, 4, 4, 0.5, False, False),
-            "dropout of PyTorch's operator of packed sequences",
+            "dropout of _flash_attention_forward",
         ),
         (operator_of("efficient"), (q.float(), q.float(), q.float(), None, False), "dtype torch.float32"),
         (operator_of("cudnn"), (numbers(*K), q, q, None, False, 0.0, True), "is_causal of cuDNN's operator where lengths differ"),

@@ -34,7 +34,7 @@ def against_packed(
     if debug:
         return "a dropout mask is asked for"
     if dropout_p != 0.0:
-        return "dropout of PyTorch's operator of packed sequences"
+        return "dropout of _flash_attention_forward"
     if query.dtype not in DTYPES:
         return f"dtype {query.dtype}"
     if query.shape[-1] % 8 or value.shape[-1] % 8 or query.shape[-1] > 256 or value.shape[-1] != query.shape[-1]:
@@ -69,7 +69,7 @@ def packed_flash(
 
 def packed_flash_backward(
     d_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, lse: Tensor, of_q: Tensor | None, of_k: Tensor | None,
-    max_q: int, max_k: int, dropout_p: float, is_causal: bool, seed: Tensor, unused: Tensor, *, scale: float | None = None,
+    max_q: int, max_k: int, dropout_p: float, is_causal: bool, state: Tensor, unused: Tensor, *, scale: float | None = None,
     window_size_left: int | None = None, window_size_right: int | None = None,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """_flash_attention_backward."""

@@ -2,7 +2,8 @@
 
 A backward kernel must be of whoever ran the forward pass. The state is what tells: PyTorch's flash operators have two numbers of uint64,
 efficient attention's and cuDNN's one of int64, and flashgen's have the other one of these dtypes. Copies keep that, such as
-torch.autograd.graph.save_on_cpu makes, and so do compiled graphs, which hand it on without looking at it. The first number is the seed.
+torch.autograd.graph.save_on_cpu makes, and so do compiled graphs, which hand it on without looking at it: one that
+computes with it has the dtype of PyTorch's fake. The first number is the seed.
 """
 
 from __future__ import annotations
