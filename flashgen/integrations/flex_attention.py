@@ -88,41 +88,38 @@ def flex_attention(
         if return_aux.max_scores:
             raise ArgumentError("return_aux must not ask for max_scores, which flashgen's kernels do not keep; got max_scores=True")
     wants_lse = return_lse if return_aux is None else return_aux.lse
-    if not enable_gqa and _have_heads(query, key) and query.shape[1] != key.shape[1]:
-        raise ArgumentError(f"key must have query's {query.shape[1]} heads, or enable_gqa must be True; got {key.shape[1]} heads")
-    given = query, key, value
+    given, is_shared = (query, key, value), False  # whether keys and values of one entry are those of all
+    if isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and query.ndim == key.ndim == 4 and not query.is_nested:
+        if not enable_gqa and query.shape[1] != key.shape[1]:
+            raise ArgumentError(f"key must have query's {query.shape[1]} heads, or enable_gqa must be True; got {key.shape[1]} heads")
+        is_shared = key.shape[0] == 1 != query.shape[0]
     options = {"scale": scale, "layout": "bhsd", "return_lse": wants_lse, "score_mod": score_mod, "block_mask": block_mask}
     if is_compiling():  # a graph has one way for all calls, and a tracer knows errors by their class
-        found = _attention(*_with_all_entries(*[_readable(t) if isinstance(t, torch.Tensor) else t for t in given]), **options)
+        copies = [_readable(tensor) if isinstance(tensor, torch.Tensor) else tensor for tensor in given]
+        found = _attention(*(_with_all_entries(*copies) if is_shared else copies), **options)
     else:
         try:
-            found = _attention(*_with_all_entries(*given), **options)
+            found = _attention(*(_with_all_entries(*given) if is_shared else given), **options)
         except ArgumentError as error:
-            found = _of_copies(given, options, error)
+            found = _of_copies(given, is_shared, options, error)
     out, lse = found if wants_lse else (found, None)
     if return_aux is not None:
         return out, AuxOutput(lse=lse, max_scores=None)
     return (out, lse) if return_lse else out
 
 
-def _have_heads(query: Any, key: Any) -> bool:
-    return isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and query.ndim == key.ndim == 4 and not query.is_nested
-
-
 def _with_all_entries(query: Any, key: Any, value: Any) -> tuple[Any, Any, Any]:
     """Keys and values of one entry as those of all entries, as views."""
-    if _have_heads(query, key) and key.shape[0] == 1 != query.shape[0]:
-        key, value = (tensor.expand(query.shape[0], -1, -1, -1) for tensor in (key, value))
-    return query, key, value
+    return query, key.expand(query.shape[0], -1, -1, -1), value.expand(query.shape[0], -1, -1, -1)
 
 
-def _of_copies(given: tuple[Any, Any, Any], options: dict[str, Any], error: ArgumentError) -> Any:
+def _of_copies(given: tuple[Any, Any, Any], is_shared: bool, options: dict[str, Any], error: ArgumentError) -> Any:
     """The call that an error has refused, of copies of what kernels cannot read. Raises the error where that is nothing."""
     copies = [_readable(tensor) if isinstance(tensor, torch.Tensor) else tensor for tensor in given]
     if all(map(is_, copies, given)):
         raise by_other_names(error, _NAMES) from error
     try:
-        return _attention(*_with_all_entries(*copies), **options)
+        return _attention(*(_with_all_entries(*copies) if is_shared else copies), **options)
     except ArgumentError as another:
         raise by_other_names(another, _NAMES) from another
 
