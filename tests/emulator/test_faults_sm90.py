@@ -12,7 +12,7 @@ from tests.support.plan import planned
 from tests.support.runs import seconds_of
 
 _FENCE = "        fence_proxy_async();\n        barrier_warp_sync();\n"
-_LAST_WAIT = "    if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();\n"
+_LAST_WAIT = "if (lane_index() == 0) cp_async_bulk_wait_group_read<0>();"
 _SCORES = "        wgmma_wait_group<1>();  // line 12: S is here\n"
 _OUTPUT = "        wgmma_wait_group<1>();  // lines 14, 15"
 

@@ -39,7 +39,7 @@ SM90 = [
     Fault("sm90-maximum-of-half-the-lanes", "return fmaxf(value, shfl_sync_bfly(value, 2));", "return value;", RISING),
     Fault("sm90-sum-of-half-the-lanes", "return value + shfl_sync_bfly(value, 2);", "return value;", FULL),
     Fault("sm90-half-of-a-sum", "partial[h][0] += partial[h][1];", "", FULL),
-    Fault("sm90-softmax-of-the-tile-before", ", softmax.restart(); }", "; }", MANY_FOLLOWED),
+    Fault("sm90-softmax-of-the-tile-before", "softmax.restart();", "", MANY_FOLLOWED),
     Fault("sm90-mask-off-by-one", "if (key >= seen.end ||", "if (key > seen.end ||", CAUSAL),
     Fault("sm90-mask-of-the-last-keys", "if (key >= seen.end ||", "if (", FULL),
     Fault("sm90-mask-of-another-warpgroup", "first_query + consumer * kOwnQueries);", "first_query + 64);", CAUSAL),
