@@ -20,7 +20,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.records import sources
 from flashgen.selection import loaded
 from tests.support.cpp_example import EXAMPLE, build, run
-from tests.support.inductor import without_vectors
+from tests.support.inductor import with_shared_libstdcpp, without_vectors
 
 pytestmark = pytest.mark.gpu
 
@@ -151,10 +151,7 @@ print(torch.equal(got, want))
 """
 
 
-FAULT = "the process that loads the package ended by a segmentation fault on an H200 with PyTorch 2.11; on a CPU it does not"
-
-
-@pytest.mark.parametrize("way", ["export", pytest.param("aoti", marks=pytest.mark.xfail(reason=FAULT, strict=True))])
+@pytest.mark.parametrize("way", ["export", "aoti"])
 def test_an_exported_model_is_as_eager_in_a_fresh_process(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     layer, x = Twice().cuda(), torch.randn(2, 500, 768, device="cuda", dtype=torch.bfloat16)
@@ -164,6 +161,7 @@ def test_an_exported_model_is_as_eager_in_a_fresh_process(way: str, tmp_path: Pa
         assert torch.equal(program.module()(x), want)
     if way == "aoti":
         without_vectors(monkeypatch)
+        with_shared_libstdcpp(monkeypatch)
         torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     else:
         torch.export.save(program, tmp_path / "model.pt2")

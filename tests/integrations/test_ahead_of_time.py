@@ -29,7 +29,7 @@ from flashgen.selection import bundle
 from flashgen.selection.bundle import Generated
 from flashgen.selection.families import default_spec
 from tests.support.cpp_example import EXAMPLE, build, run
-from tests.support.inductor import without_vectors
+from tests.support.inductor import with_shared_libstdcpp, without_vectors
 from tests.support.made_artifacts import made_artifact
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -281,6 +281,7 @@ def test_a_model_is_exported_and_run_by_a_fresh_process(way: str, tmp_path: Path
         assert torch.equal(program.module()(x), want[1])
     if way == "aoti":
         without_vectors(monkeypatch)
+        with_shared_libstdcpp(monkeypatch)
         torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "model.pt2"))
     else:
         torch.export.save(program, tmp_path / "model.pt2")
