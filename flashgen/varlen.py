@@ -17,7 +17,7 @@ from .launch.asked import asked
 from .launch.autocast import cast_by_autocast
 from .launch.jagged import JaggedCall
 from .launch.keywords import modified_of_call, seed_of
-from .launch.packed_arguments import PackedTokens, check_packed_types, lengths_of_scores, narrowed, require_plain_causal
+from .launch.packed_arguments import PackedTokens, check_packed_types, lengths_of_scores, narrowed, require_plain_causal, without_batch
 from .launch.refused_keywords import refuse_keywords
 from .numerics.modifiers.dropout import dropout_mask
 from .operators.autograd import is_differentiated
@@ -128,8 +128,9 @@ def attention_varlen(
     """softmax(scale * q k^T) v of each sequence of a batch by itself; sequences of any lengths lie one behind the other.
 
     q: [tokens, heads_q, head_dim], bf16 or fp16; k: [tokens_kv, heads_kv, head_dim]; v: as k, with head_dim_v. Strides, heads and head dims
-       as `flashgen.attention` has them. Or all three nested tensors of layout torch.jagged, [batch, lengths, heads, head_dim], as they are:
-       these know where sequences begin, and out is such a tensor, too.
+       as `flashgen.attention` has them. Or all three with a batch of 1 in front, [1, tokens, heads, head_dim], as models have them: out and
+       lse then have it, too. Or nested tensors of layout torch.jagged, [batch, lengths, heads, head_dim], as they are: these know where
+       sequences begin, and out is such a tensor, too.
     cu_seqlens_q: int32, [batch + 1], on the device: sequence b has the tokens from cu_seqlens_q[b] to cu_seqlens_q[b + 1] - 1 of q. Lengths
        of 0 are as good as others, and there may be tokens before the first sequence and behind the last one.
     cu_seqlens_kv: the same of k and v
@@ -205,12 +206,13 @@ def attention_varlen(
         run = packed_run_at_hand(tensors, causal, scale, where[4], where[5], given)
         if run is not None:
             both = run(return_lse, *tensors)
-            found = both if return_lse else both[0]
+            found: Any = both if return_lse else both[0]
             found = found if jagged is None else jagged.nested(found)
             return _beside_mask(found, q, where, dropout_p, modified) if return_dropout_mask else found
     try:
         q, k, v = cast_by_autocast(q, k, v)
         check_packed_types(q, k, v, PackedTokens(*where), causal, scale, return_lse, deterministic)
+        (q, k, v), in_batch = without_batch(q, k, v)
         if is_differentiated(q, k, v, *(modified[3] if modified else ())):
             both = differentiable_varlen(q, k, v, *where, causal, scale, deterministic, *modified)
             found = both if return_lse else both[0]
@@ -221,6 +223,8 @@ def attention_varlen(
         if not is_compiling():
             require_together(q, k, v, error, in_mode=not nobody_listens())
         raise
+    if in_batch:
+        found = (found[0][None], found[1][None]) if return_lse else found[None]
     found = found if jagged is None else jagged.nested(found)
     return _beside_mask(found, q, where, dropout_p, modified) if return_dropout_mask else found
 
@@ -234,5 +238,5 @@ def _require_lengths(max_seqlen_q: int | None, max_seqlen_kv: int | None) -> Non
 
 def _beside_mask(found: Any, q: torch.Tensor, where: tuple[Any, ...], dropout_p: float, modified: tuple[Any, ...]) -> tuple[Any, ...]:
     """What a call gives, and which elements of P it keeps."""
-    mask = dropout_mask(seed_of(*modified), dropout_p, where[0].shape[0] - 1, q.shape[1], where[4], where[5], q.device)
+    mask = dropout_mask(seed_of(*modified), dropout_p, where[0].shape[0] - 1, q.shape[-2], where[4], where[5], q.device)
     return (*(found if isinstance(found, tuple) else (found,)), mask)

@@ -131,7 +131,10 @@ def _call(
 
 def _by_heads(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """[batch, length, heads, head_dim] of tensors with heads, without or with groups of them. Raises ArgumentError."""
-    rank = query.ndim
+    of_query, of_key = query.shape, key.shape
+    rank = len(of_query)
+    if rank == len(of_key) == 4 and of_key == value.shape and of_query[2] == of_key[2] and key.stride(2):
+        return query, key, value  # as most calls are
     if not rank == key.ndim == value.ndim or rank not in (3, 4, 5):
         dims = [tensor.ndim for tensor in (query, key, value)]
         raise ArgumentError(f"query, key and value must all have 3, 4 or 5 dimensions; got {dims}")

@@ -11,12 +11,16 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from xformers.ops.fmha import attn_bias as biases
 
 from flashgen.codegen.errors import ArgumentError, shown
+from flashgen.codegen.modifier import NO_MODIFIERS
 
 from ..api import attention
 from ..kvcache import attention_with_kvcache
+from ..launch.keywords import modified_of_call
+from ..operators.cached_plans import LEFTPAD, TABLE, cached_run_at_hand
 from ..varlen import attention_varlen
 
 
@@ -49,16 +53,16 @@ def route_of(bias: Any, query: torch.Tensor, q: torch.Tensor, k: torch.Tensor) -
     query: as it was given; q, k: with heads, and without groups
     """
     kind = type(bias)
-    if kind is NoneType:
+    if kind is NoneType:  # each call asks: what most calls are comes first
         return _dense, {}
-    if isinstance(bias, torch.Tensor):
-        return _dense, {"bias": _by_heads(bias, query)}
     if kind is biases.LowerTriangularMask:
         return _dense, {"causal": _top_left(q, k)}
-    if kind is biases.LowerTriangularMaskWithTensorBias:
-        return _dense, {"causal": _top_left(q, k), "bias": _by_heads(bias._bias, query)}
     known = _ROUTES.get(kind)
     if known is None:
+        if isinstance(bias, torch.Tensor):
+            return _dense, {"bias": _by_heads(bias, query)}
+        if kind is biases.LowerTriangularMaskWithTensorBias:
+            return _dense, {"causal": _top_left(q, k), "bias": _by_heads(bias._bias, query)}
         names = ", ".join(sorted(known.__name__ for known in _ROUTES))
         wanted = f"None, a tensor, LowerTriangularMask, LowerTriangularMaskWithTensorBias or one of {names}"
         raise ArgumentError(f"attn_bias must be {wanted}, of which no class may derive; got {shown(bias)}")
@@ -110,9 +114,9 @@ def _packed(asked: Asked, options: Options, used: torch.Tensor | None = None) ->
     q, k, v, bias, p, scale, return_lse = asked
     of_q, of_kv = bias.q_seqinfo, bias.k_seqinfo
     found = attention_varlen(
-        q[0],
-        k[0],
-        v[0],
+        q,
+        k,
+        v,
         cu_seqlens_q=of_q.seqstart,
         cu_seqlens_kv=of_kv.seqstart,
         max_seqlen_q=of_q.max_seqlen,
@@ -123,7 +127,7 @@ def _packed(asked: Asked, options: Options, used: torch.Tensor | None = None) ->
         return_lse=return_lse,
         **options,
     )
-    return (found[0].unsqueeze(0), found[1].unsqueeze(0)) if return_lse else (found.unsqueeze(0), None)
+    return found if return_lse else (found, None)
 
 
 def _padded(asked: Asked, options: Options) -> tuple[Any, Any]:
@@ -133,6 +137,10 @@ def _padded(asked: Asked, options: Options) -> tuple[Any, Any]:
     if p or not _is_even(asked) or asked.wants_gradients:
         return _packed(asked, options, of_kv.seqlen)
     batch, padding = len(of_kv.seqlen_py), of_kv.padding
+    if k.shape[1] == batch * padding:
+        found = _in_parts(asked, options, padding, 0, of_kv.seqlen)
+        if found is not None:
+            return found
     return _cached(asked, options, True, _divided(k, batch, padding), _divided(v, batch, padding), cache_seqlens=of_kv.seqlen)
 
 
@@ -153,10 +161,40 @@ def _paged(asked: Asked, options: Options) -> tuple[Any, Any]:
     _require_cache(asked, "whose keys are in pages")
     bias = asked.bias
     where = {"cache_seqlens": bias.k_seqinfo.seqlen, "block_table": bias.block_tables}
+    there, is_even, size = TABLE, _is_even(asked), bias.page_size
     if isinstance(bias, biases.PagedBlockDiagonalGappyKeysMask):
         where["cache_leftpad"] = bias.k_seqinfo.seqstart[:-1]
-    k, v = _divided(asked.k, -1, bias.page_size), _divided(asked.v, -1, bias.page_size)
-    return _cached(asked, options, _is_even(asked), k, v, **where)
+        there |= LEFTPAD
+    if is_even:
+        found = _in_parts(asked, options, size, there, *where.values())
+        if found is not None:
+            return found
+    return _cached(asked, options, is_even, _divided(asked.k, -1, size), _divided(asked.v, -1, size), **where)
+
+
+def _in_parts(asked: Asked, options: Options, of_kv: int, there: int, *where: torch.Tensor) -> tuple[Any, Any] | None:
+    """The call past the dispatcher, without a view of each tensor; None if it is not to go there. All sequences have as many queries.
+
+    of_kv: keys of a sequence, or of a page; there: bits of what is there beside lengths, both `where`: see `cached_run_at_hand`
+    """
+    q, k, v, bias, _, scale, return_lse = asked
+    longest = bias.q_seqinfo.max_seqlen
+    if is_dynamo_compiling() or not (longest and of_kv):
+        return None
+    given: Any = NO_MODIFIERS
+    causal, tensors = options.get("causal", False), [q, k, v, *where]
+    if "window" in options:
+        causal, _, given = modified_of_call(causal, options["window"], None, None, None, top_left=None)
+    run = cached_run_at_hand(tensors, (there, causal, scale, given, False, False, False, (longest, of_kv)))
+    if run is None:
+        return None
+    out, lse = run(return_lse, *tensors)
+    return out, lse if lse is None else _in_a_row(lse)
+
+
+def _in_a_row(lse: torch.Tensor) -> torch.Tensor:
+    """[1, heads, tokens] of [batch, heads, len_q]."""
+    return lse.transpose(0, 1).flatten(1).unsqueeze(0)
 
 
 def _divided(tensor: torch.Tensor, parts: int, size: int) -> torch.Tensor:
@@ -199,7 +237,7 @@ def _cached(asked: Asked, options: Options, is_even: bool, k: torch.Tensor, v: t
     out, lse = found if return_lse else (found, None)
     if is_even:
         out = _divided(out, 1, asked.q.shape[1])
-        return out, lse if lse is None else lse.transpose(0, 1).flatten(1).unsqueeze(0)
+        return out, lse if lse is None else _in_a_row(lse)
     token = torch.arange(asked.q.shape[1], device=q.device)
     sequence = torch.searchsorted(ends, token, right=True).clamp_(max=ends.shape[0] - 1)
     row = (token - ends[sequence] + longest).clamp_(max=longest - 1)

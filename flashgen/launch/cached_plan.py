@@ -29,6 +29,9 @@ CachedRun = Callable[
     ..., tuple[torch.Tensor, torch.Tensor | None]
 ]  # whether to give lse; q, the cache, those of `CachedKeys`, of modifiers
 _address = torch.Tensor.data_ptr  # each call asks
+Parts = tuple[()] | tuple[int, int]
+"""Where q, the cache and out have a batch of 1, with all sequences one behind the other: how many queries a sequence has, and keys an entry
+of the cache. Else nothing."""
 
 
 class CachedPlan(SizedPlan):
@@ -53,9 +56,10 @@ class CachedPlan(SizedPlan):
         batch_invariant: bool = False,
         modifiers: Given = NO_MODIFIERS,
         tensors: Sequence[torch.Tensor] = (),
+        parts: Parts = (),
     ) -> None:
         """Checks the arguments and binds the kernel that the selection chooses."""
-        shapes, call, problem = _planned(q, k_cache, v_cache, where, causal, scale, batch_invariant, modifiers, tensors)
+        shapes, call, problem = _planned(q, k_cache, v_cache, where, causal, scale, batch_invariant, modifiers, tensors, parts)
         on = gpu.gpu_of(q)
         optional = (where.table, where.cache_leftpad, *((where.k_descale, where.v_descale) if problem.dtype_kv is not None else ()))
         absent = tuple(at for at, tensor in enumerate(optional, 1) if tensor is None)
@@ -80,16 +84,28 @@ def _planned(
     batch_invariant: bool,
     modifiers: Given,
     tensors: Sequence[Any],
+    parts: Parts = (),
 ) -> tuple[Shapes, Call | None, Problem]:
     """Of tensors, which are checked, or `SizedTensor`s: shapes, the call, None without queries, and its problem."""
+    if parts:
+        of_q, of_kv = parts
+        q, k_cache, v_cache = _apart("q", q, of_q), _apart("k_cache", k_cache, of_kv), _apart("v_cache", v_cache, of_kv)
     problem = check_cached_call(q, k_cache, v_cache, where, causal, scale, batch_invariant, modifiers, tensors)
     out, lse = (*q.shape[:3], v_cache.shape[3]), (q.shape[0], q.shape[2], q.shape[1])
-    shapes = out, dense(out), lse, dense(lse)
+    given = (1, q.shape[0] * q.shape[1], *out[2:]) if parts else out
+    shapes = given, dense(given), lse, dense(lse)
     if not (q.shape[0] and q.shape[1] and q.shape[2]):
         return shapes, None, problem
     strides = cached_strides(q, k_cache, v_cache, where) | (tensor_strides(problem, tensors) if tensors else {})
     call = attention_call(problem, cached_workload(q, k_cache, where, modifiers), strides, scale, modifiers.numbers)
     return shapes, call, problem
+
+
+def _apart(name: str, tensor: Any, length: int) -> Any:
+    """[entries, length, heads, head_dim] of [1, entries * length, heads, head_dim]."""
+    if tensor.ndim != 4 or tensor.shape[0] != 1 or tensor.shape[1] % length:
+        raise ArgumentError(f"{name} must have a batch of 1 with a multiple of {length} rows; got {tuple(tensor.shape)}")
+    return tensor.view(tensor.shape[1] // length, length, tensor.shape[2], tensor.shape[3])
 
 
 def cached_strides(q: torch.Tensor, k_cache: torch.Tensor, v_cache: torch.Tensor, where: CachedKeys) -> dict[str, tuple[int, ...]]:

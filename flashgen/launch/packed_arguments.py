@@ -110,6 +110,16 @@ def narrowed(tensor: Any) -> Any:
     return tensor
 
 
+def without_batch(q: Any, k: Any, v: Any) -> tuple[tuple[Any, Any, Any], bool]:
+    """Tensors as [tokens, heads, head_dim], and whether they have been views of these with a batch of 1 in front.
+
+    Any others are as they were: checks will speak of them. torch.compile traces this.
+    """
+    if q.ndim == k.ndim == v.ndim == 4 and q.shape[0] == k.shape[0] == v.shape[0] == 1:
+        return (q[0], k[0], v[0]), True
+    return (q, k, v), False
+
+
 def check_packed_call(
     q: torch.Tensor,
     k: torch.Tensor,

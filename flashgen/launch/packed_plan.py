@@ -20,11 +20,13 @@ from .arguments import ALIGNMENT, require_memory
 from .asked import tensor_strides
 from .bound import BoundCall
 from .gpu import Shapes
-from .packed_arguments import PackedTokens, check_packed_call, packed_workload
+from .packed_arguments import PackedTokens, check_packed_call, packed_workload, without_batch
 from .sized_plan import SizedPlan
 from .untraced import untraced
 
-PackedTensors = tuple[Any, ...]  # q, k, v, those of `PackedTokens`, None for one that is not there, then of modifiers
+PackedTensors = tuple[
+    Any, ...
+]  # q, k, v, all with a batch of 1 in front or none of them, those of `PackedTokens`, None for one that is not there, then of modifiers
 OF_MODIFIERS = 7  # the first of them that is of a modifier
 PackedRun = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]  # whether to give lse; `PackedTensors`
 _address = torch.Tensor.data_ptr  # each call asks
@@ -50,7 +52,10 @@ class PackedPlan(SizedPlan):
         modifiers: Given = NO_MODIFIERS,
         tensors: Sequence[torch.Tensor] = (),
     ) -> None:
-        """Checks the arguments and binds the kernel that the selection chooses."""
+        """Checks the arguments and binds the kernel that the selection chooses.
+
+        q, k and v may have a batch of 1 in front, which out and lse then have, too.
+        """
         shapes, call, problem = _planned(q, k, v, tokens, causal, scale, modifiers, tensors)
         on = gpu.gpu_of(q)
         families_for(problem, on.device.target)
@@ -68,12 +73,13 @@ def _planned(
     q: Any, k: Any, v: Any, tokens: PackedTokens, causal: bool, scale: float | None, modifiers: Given, tensors: Sequence[Any]
 ) -> tuple[Shapes, Call | None, Problem]:
     """Of tensors, which are checked, or `SizedTensor`s: shapes, the call, None without sequences, and its problem."""
+    (q, k, v), in_batch = without_batch(q, k, v)
     problem = check_packed_call(q, k, v, tokens, causal, scale, modifiers, tensors)
-    out, lse = (*q.shape[:2], v.shape[2]), (q.shape[1], q.shape[0])
-    outputs = out, dense(out), lse, dense(lse)
+    out, lse, batch = (*q.shape[:2], v.shape[2]), (q.shape[1], q.shape[0]), (1,) if in_batch else ()
+    outputs = (*batch, *out), dense((*batch, *out)), (*batch, *lse), dense((*batch, *lse))
     if not (q.shape[0] and q.shape[1] and tokens.cu_seqlens_q.shape[0] > 1):
         return outputs, None, problem
-    shapes = {"q": (q.shape, q.stride()), "k": (k.shape, k.stride()), "v": (v.shape, v.stride()), "out": outputs[:2]}
+    shapes = {"q": (q.shape, q.stride()), "k": (k.shape, k.stride()), "v": (v.shape, v.stride()), "out": (out, dense(out))}
     strides: dict[str, tuple[int, ...]] = {name: token_strides(*both) for name, both in shapes.items()}
     strides |= tensor_strides(problem, tensors) if tensors else {}
     return outputs, attention_call(problem, packed_workload(q, k, tokens, modifiers), strides, scale, modifiers.numbers), problem

@@ -45,8 +45,14 @@ class SizedTensor:
         dense = self.new_empty(self.shape).stride()
         return not self.numel() or all(size == 1 or own == step for size, own, step in zip(self.shape, self._strides, dense, strict=True))
 
+    def view(self, *shape: Any) -> SizedTensor:
+        """[entries, length, heads, head_dim] of [1, entries * length, heads, head_dim]."""
+        return SizedTensor(shape, (shape[1] * self._strides[1], *self._strides[1:]), self.dtype, self.device)
+
     def __getitem__(self, key: Any) -> SizedTensor:
-        """With one more dimension, as a table that has one page for each sequence."""
+        """With one more dimension, as a table that has one page for each sequence; or without a batch."""
+        if key == 0:
+            return SizedTensor(self.shape[1:], self._strides[1:], self.dtype, self.device)
         if key != (_DENSE, None):
             raise TypeError(f"{key} of a tensor is not remembered")
         return SizedTensor((*self.shape, 1), (*self._strides, 1), self.dtype, self.device)

@@ -17,7 +17,7 @@ from ..launch.appending_plan import AppendedTensors, AppendingPlan
 from ..launch.arguments import check_options
 from ..launch.asked import signature_of
 from ..launch.cached_arguments import CachedKeys
-from ..launch.cached_plan import CachedPlan, CachedRun
+from ..launch.cached_plan import CachedPlan, CachedRun, Parts
 from ..launch.private_names import knows_tensors, tensor_guard
 from ..launch.untraced import untraced
 from ..selection import loaded
@@ -37,6 +37,7 @@ class CachedOptions(NamedTuple):
 
     there: bits of the optional tensors, in their order; k and v have one bit, and so have the rotary tables
     rotary_interleaved, by_query: as the operator `append_to_cache` has them, False without rotary tables
+    parts: of calls that append nothing: see `Parts`
     """
 
     there: int = 0
@@ -46,6 +47,7 @@ class CachedOptions(NamedTuple):
     batch_invariant: bool = False
     rotary_interleaved: bool = False
     by_query: bool = False
+    parts: Parts = ()
 
     @property
     def first_of_modifiers(self) -> int:
@@ -144,10 +146,10 @@ def _new_plan(key: tuple[Any, ...], tensors: Sequence[torch.Tensor], options: Ca
             own = cached_checks(_of_attention(found, there, lambda q: q.new_empty(q.shape)), _without_append(options))
             return appending.numbers_of(own, (there.of_append(found), options.rotary_interleaved, options.by_query))
     else:
-        plan = cached = CachedPlan(*cached_checks(tensors, options))
+        plan = cached = CachedPlan(*_arguments(tensors, options))
 
         def planned(found: Sequence[Any], _: Any) -> tuple[Any, ...]:
-            return cached.numbers_of(*cached_checks(found, options))
+            return cached.numbers_of(*_arguments(found, options))
 
     plans.sized_plans("cached").learn(_sized(tensors, tuple(options)), tensors, plan, planned)
     return plans.kept(_plans(), key, plan)
@@ -189,6 +191,11 @@ def cached_plan_for(tensors: Sequence[torch.Tensor], options: CachedOptions) -> 
         return found  # type: ignore[no-any-return]
     key = (signature_of(tensors), tuple(options), loaded.kernels.generation)
     return _plans().get(key) or _new_plan(key, tensors, options)  # type: ignore[return-value]
+
+
+def _arguments(tensors: Sequence[torch.Tensor], options: CachedOptions) -> tuple[Any, ...]:
+    """The arguments of `CachedPlan`."""
+    return (*cached_checks(tensors, options), options.parts)
 
 
 def cached_checks(tensors: Sequence[torch.Tensor], options: CachedOptions) -> tuple[Any, ...]:

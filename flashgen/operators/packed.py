@@ -20,7 +20,7 @@ from flashgen.codegen.workload import Workload
 from ..launch import packed_arguments
 from ..launch.arguments import check_options
 from ..launch.asked import asked
-from ..launch.packed_arguments import PackedTokens, check_packed_call, check_packed_traced, require_right_values
+from ..launch.packed_arguments import PackedTokens, check_packed_call, check_packed_traced, require_right_values, without_batch
 from ..launch.packed_plan import OF_MODIFIERS, PackedPlan, PackedRun, PackedTensors
 from ..launch.private_names import knows_tensors, tensor_guard
 from ..launch.untraced import untraced
@@ -88,7 +88,8 @@ def packed_run_at_hand(
 ) -> PackedRun | None:
     """What runs a call past the dispatcher, if that would do nothing but run it: see `plans.run_at_hand`.
 
-    Where boundaries are checked there is none. Raises ArgumentError as `check_options` and `PackedPlan` do.
+    q, k and v may have a batch of 1 in front: see `PackedPlan`. Where boundaries are checked there is none. Raises ArgumentError as
+    `check_options` and `PackedPlan` do.
     """
     before: _Before | None = plans._LOCAL.before_packed
     if (
@@ -192,8 +193,9 @@ def packed_told(*arguments: Any) -> tuple[PackedTensors, PackedOptions]:
 
 def _checked(*arguments: Any) -> tuple[PackedTensors, PackedOptions]:
     tensors, options = packed_told(*arguments)
-    if packed_arguments.values_are_checked:
+    if packed_arguments.values_are_checked or without_batch(*tensors[:3])[1]:  # operators have none
         check_packed_call(*_checks(tensors, options))
+    if packed_arguments.values_are_checked:
         require_right_values(tensors[0], tensors[1], options.tokens(tensors), options.modifiers, tensors[OF_MODIFIERS:])
     return tensors, options
 

@@ -113,7 +113,10 @@ def attention_varlen(
     max_seqlen_kv: int | None = None,
     **others: Any,
 ) -> Tensor:
-    """`flashgen.attention_varlen` of boundaries, sequence by sequence."""
+    """`flashgen.attention_varlen` of boundaries, sequence by sequence, and perhaps with a batch of 1 in front."""
+    where: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q, "cu_seqlens_kv": cu_seqlens_kv}
+    if q.ndim == 4:
+        return attention_varlen(q[0], k[0], v[0], **where, **others)[None]
     assert cu_seqlens_q.dtype == cu_seqlens_kv.dtype == torch.int32
     found = torch.zeros(*q.shape[:2], v.shape[-1], dtype=q.dtype, device=q.device)
     for b in range(len(cu_seqlens_q) - 1):

@@ -299,6 +299,28 @@ def test_gradients_go_past_the_dispatcher(with_lse: bool, bound: list[Bound], mo
     assert bool(found["d_lse"]) is with_lse
 
 
+def test_a_batch_of_one_is_of_results_alone(bound: list[Bound], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "device", ON)
+    tensors, options = given(used="seqused_q")
+    within = (*[one[None] for one in tensors[:3]], *tensors[3:])
+    for with_lse in (False, True):
+        out, lse = plan_of(tensors, options).run(with_lse, *tensors)
+        found, found_lse = plan_of(within, options).run(with_lse, *within)
+        assert (found.shape, found.is_contiguous()) == ((1, *out.shape), True)
+        assert lse is None if not with_lse else found_lse.shape == (1, *lse.shape)
+    one, other = bound
+    assert one.call == other.call
+    assert [addresses[:4] + addresses[6:] for addresses in one.given] == [addresses[:4] + addresses[6:] for addresses in other.given]
+    nothing: list[dict[str, Any]] = [{"batch": 0}, {"tokens_q": 0}]
+    for batch in nothing:
+        tensors, options = given(**batch)
+        within = (*[one[None] for one in tensors[:3]], *tensors[3:])
+        out, _ = plan_of(within, options).run(False, *within)
+        assert (out.shape, out.any().item()) == ((1, *tensors[0].shape[:2], 24), False)
+    with pytest.raises(ArgumentError, match=r"^q must have 3 dimensions"):
+        packed._checked(*within, None, None, False, None)
+
+
 def test_without_sequences_no_kernel_runs(bound: list[Bound]) -> None:
     for changes in ({"batch": 0}, {"tokens_q": 0}, {"heads": 0}):
         tensors, options = given(OnGpu, **changes)

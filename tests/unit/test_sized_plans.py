@@ -163,6 +163,8 @@ def packed_call(draw: random.Random, options: dict[str, Any], backward: bool) ->
         "sinks": lambda: tensor(heads_kv * group, dtype=torch.float32),
     }
     tensors = tuple(made[name]() for name in modifiers.names if name in made)
+    if options.get("in_batch"):
+        q, k, v = q[None], k[None], v[None]
     every = (q, k, v, ends, ends if alike else ints(batch + 1), used, None, *tensors)
     told = PackedOptions(options.get("causal", True), options.get("scale"), lengths[0], lengths[1], modifiers)
     if not backward:
@@ -226,6 +228,9 @@ def cached(draw: random.Random, options: dict[str, Any], backward: bool) -> Call
     told = CachedOptions(there, options.get("causal", True), None, modifiers, options.get("batch_invariant", False))
     told = told._replace(rotary_interleaved=bool(there & ROTARY), by_query=bool(there & ROTARY))
     tensors = [q, *caches, *found]
+    if options.get("parts"):
+        told = told._replace(parts=(len_q, page_size))
+        tensors[:3] = [one.flatten(0, 1)[None] for one in tensors[:3]]
 
     def call() -> Any:
         plan = cached_plans.cached_plan_for(tensors, told)  # of what appends, too
@@ -275,6 +280,7 @@ KINDS: dict[str, tuple[Callable[..., Called], dict[str, Any], bool]] = {
     "packed, slopes in a window": (packed_call, {"modifiers": Given(("alibi", "window"), WINDOW.sizes)}, False),
     "packed, a mask": (packed_call, {"modifiers": Given(("boolean_mask",)), "of_scores": True, "causal": False}, False),
     "packed, a bias": (packed_call, {"modifiers": Given(("bias",)), "of_scores": True}, False),
+    "packed, in a batch of one": (packed_call, {"in_batch": True, "hints": True}, False),
     "packed backward": (packed_call, {"hints": True}, True),
     "packed backward, a mask": (packed_call, {"modifiers": Given(("boolean_mask",)), "of_scores": True}, True),
     "packed backward, deterministic": (packed_call, {"deterministic": True, "alike": True, "d": 128, "group": 1}, True),
@@ -287,6 +293,8 @@ KINDS: dict[str, tuple[Callable[..., Called], dict[str, Any], bool]] = {
     "cached, a mask": (cached, {"modifiers": Given(("boolean_mask",))}, False),
     "cached, a tree mask and a prefix": (cached, {"modifiers": Given(("prefix_len", "tree_mask"))}, False),
     "cached, a bias": (cached, {"modifiers": Given(("bias",)), "there": LEFTPAD, "page_sizes": [300, 500]}, False),
+    "cached, one behind the other": (cached, {"parts": True}, False),
+    "cached, one behind the other in entries": (cached, {"parts": True, "there": LEFTPAD, "page_sizes": [500]}, False),
     "cached, e4m3": (cached, {"there": TABLE | K_DESCALE | V_DESCALE}, False),
     "cached, appended": (cached, {"there": TABLE | APPENDED}, False),
     "cached, appended and rotated": (cached, {"there": TABLE | LEFTPAD | APPENDED | ROTARY}, False),

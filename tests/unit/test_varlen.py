@@ -71,6 +71,11 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda a: a.update(softcap=-1.0), r"^softcap must be .*; got -1\.0"),
     (lambda a: a.update(window=(1, 2, 3)), r"^window must be .*; got "),
     (lambda a: a.update(q=a["q"][None]), r"^q must have 3 dimensions \(tokens, heads, head_dim\); got 4"),
+    (lambda a: a.update(v=a["v"][None]), r"^v must have 3 dimensions \(tokens, heads, head_dim\); got 4"),
+    (
+        lambda a: a.update(q=a["q"][None], k=a["k"].view(2, 15, 2, 16), v=a["v"][None]),
+        r"^q must have 3 dimensions \(tokens, heads, head_dim\); got 4",
+    ),
     (lambda a: a.update(k=a["k"][:, 0]), r"^k must have 3 dimensions \(tokens, heads, head_dim\); got 2"),
     (lambda a: a.update(q=a["q"].float()), r"^q must be torch\.bfloat16 or torch\.float16; got torch\.float32"),
     (lambda a: a.update(v=a["v"].half()), r"^v must have q's dtype torch\.bfloat16; got torch\.float16"),
@@ -171,6 +176,34 @@ def test_each_sequence_is_a_call_of_its_own() -> None:
         if one is not None:
             torch.testing.assert_close(out[begin:end], one[0][0])
             torch.testing.assert_close(lse[:, begin:end], one[1][0])
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("compiled", [False, True])
+def test_there_may_be_a_batch_of_one(compiled: bool) -> None:
+    given: dict[str, Any] = {**tensors(), "causal": True, "max_seqlen_q": 15, "max_seqlen_kv": 20, "return_lse": True}
+    within = {**given, **{name: given[name][None].requires_grad_() for name in "qkv"}}
+    for name in "qkv":
+        given[name].requires_grad_()
+    call = torch.compile(flashgen.attention_varlen, fullgraph=True, backend="eager") if compiled else flashgen.attention_varlen
+    out, lse = flashgen.attention_varlen(**given)
+    found = call(**within)
+    assert [one.shape for one in found] == [(1, 20, 4, 24), (1, 4, 20)]
+    assert found[0].equal(out[None])
+    assert found[1].equal(lse[None])
+    wanted = torch.autograd.grad(out.float().sum(), [given[name] for name in "qkv"])
+    for one, other in zip(torch.autograd.grad(found[0].float().sum(), [within[name] for name in "qkv"]), wanted, strict=True):
+        assert one.equal(other[None])
+    alone, mask = flashgen.attention_varlen(**{**within, "return_lse": False}, dropout_p=0.5, return_dropout_mask=True)
+    assert alone.shape == (1, 20, 4, 24)
+    assert mask.shape == (3, 4, 15, 20)
+
+
+@pytest.mark.parametrize("operator", ["attention_varlen_output", "attention_varlen_forward"])
+def test_operators_take_no_batch(operator: str) -> None:
+    q, k, v, *where = (tensor[None] if name in "qkv" else tensor for name, tensor in tensors().items())
+    with pytest.raises(ArgumentError, match=r"^q must have 3 dimensions"):
+        getattr(torch.ops.flashgen, operator)(q, k, v, *where[:2], None, None, None, None, False, None)
 
 
 def test_operands_have_their_names(on_cpu: list[Tensors]) -> None:

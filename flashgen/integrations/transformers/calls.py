@@ -139,9 +139,9 @@ def _of_packed(
     if chunk is not None:
         modifiers["chunk"] = chunk
     out: torch.Tensor = flashgen.attention_varlen(
-        q[0],
-        k[0],
-        v[0],
+        q,
+        k,
+        v,
         cu_seqlens_q=packed["cu_seq_lens_q"].to(torch.int32),
         cu_seqlens_kv=packed["cu_seq_lens_k"].to(torch.int32),
         max_seqlen_q=_hint(packed.get("max_length_q")),
@@ -153,7 +153,7 @@ def _of_packed(
     )
     if not is_compiling():
         counts.run["attention_varlen"] += 1
-    return out[None]
+    return out
 
 
 def _of_cache(
