@@ -111,7 +111,7 @@ def cached_run_at_hand(tensors: Sequence[torch.Tensor], options: tuple[Any, ...]
     except (AttributeError, TypeError, RuntimeError):  # an argument that `check_cached_types` will speak of
         return None
     if plan is None:
-        if not all(tensor.is_cuda for tensor in tensors[:3]):
+        if not all(tensor.is_cuda for tensor in tensors[:3]) or torch.is_autocast_enabled("cuda"):  # which may cast them first
             return None
         check_options(options[1], options[2], "bshd", False)
         return _new_plan(key, tensors, CachedOptions(*options)).run  # whether it comes again, who knows: a guard takes as long as a call

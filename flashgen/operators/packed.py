@@ -118,7 +118,7 @@ def packed_run_at_hand(
     except (AttributeError, TypeError, RuntimeError):  # an argument that `check_packed_types` will speak of
         return None
     if plan is None:
-        if not all(tensor.is_cuda for tensor in tensors[:3]):
+        if not all(tensor.is_cuda for tensor in tensors[:3]) or torch.is_autocast_enabled("cuda"):  # which may cast them first
             return None
         check_options(causal, scale, "bshd", False)
         return _new_plan(key, tensors, options).run

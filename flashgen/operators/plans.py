@@ -135,7 +135,7 @@ def run_at_hand(
     except (AttributeError, TypeError, RuntimeError):  # an argument that `check_types` will speak of
         return None
     if plan is None or type(causal) is not bool:  # 1 is equal to True, and finds its plan: `check_options` refuses it
-        if not (q.is_cuda and k.is_cuda and v.is_cuda):
+        if not (q.is_cuda and k.is_cuda and v.is_cuda) or torch.is_autocast_enabled("cuda"):  # which may cast them first
             return None
         check_options(causal, scale, layout, return_lse)
         return _new_plan(plans, key, q, k, v, causal, scale, layout, modifiers, tensors).run

@@ -7,6 +7,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 import flashgen
+from flashgen import api, kvcache, varlen
 from tests.support.plain_kernels import plain_in_place_of_kernels
 
 FP32, FP16, BF16 = torch.float32, torch.float16, torch.bfloat16
@@ -39,6 +40,27 @@ def test_autocast_casts_as_pytorchs_attention_does() -> None:
         ours = flashgen.attention(q, k, v)
     assert ours.dtype == theirs.dtype == BF16
     assert (ours.float() - theirs.transpose(1, 2).float()).abs().max() < 0.02
+
+
+@pytest.mark.parametrize("name", ["attention", "attention_varlen", "attention_with_kvcache"])
+def test_nobody_plans_on_a_gpu_what_is_to_be_cast(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without gradients, where a call goes past the dispatcher."""
+    told: list[list[torch.dtype]] = []
+    where = torch.tensor([0, 9], dtype=torch.int32)
+    modules = {"attention": api, "attention_varlen": varlen, "attention_with_kvcache": kvcache}
+    operator = {"attention": "attention_output", "attention_varlen": "attention_varlen_output"}.get(name, "attention_cached_output")
+    q, k, v = tensors(FP32, FP32, BF16)
+    given, more = [q, k, v], {}
+    if name == "attention_varlen":
+        given, more = [q[0], k[0], v[0]], {"cu_seqlens_q": where, "cu_seqlens_kv": where}
+    elif name == "attention_with_kvcache":  # caches are not cast
+        given, more = [q, k.to(BF16), v], {"cache_seqlens": where[1:]}
+    monkeypatch.setattr(modules[name], operator, lambda *given: told.append([one.dtype for one in given[:3]]))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: True)
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: BF16)
+    getattr(flashgen, name)(*given, **more)
+    assert told == [[BF16] * 3]
 
 
 def test_gradients_have_the_dtypes_of_what_is_cast() -> None:
