@@ -73,24 +73,23 @@ def attended_or_passed_on(
     before: Call, query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any
 ) -> torch.Tensor:
     """The call by flashgen, or by `before`, with what autocast makes of its tensors. Not while torch.compile traces."""
-    asked, sizes = (attn_mask, dropout_p, is_causal), None
-    if attn_mask is not None and is_causal_bias(attn_mask):
+    q, k, v, mask, causal, sizes = query, key, value, attn_mask, is_causal, None
+    if type(attn_mask) not in _NO_MASK and is_causal_bias(attn_mask):
         if is_causal is not False:
             return of_causal_bias(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)  # which refuses it
         if (
             attn_mask.variant.name == "LOWER_RIGHT" and attn_mask.seq_len_q != attn_mask.seq_len_kv
         ):  # else PyTorch has it top-left, of any sizes
             sizes = attn_mask.seq_len_q, attn_mask.seq_len_kv
-        asked = (None, dropout_p, True if sizes is None else _LOWER_RIGHT)
-    tensors = (query, key, value, asked[0])
+        mask, causal = None, True if sizes is None else _LOWER_RIGHT
     if _autocasts() and isinstance(query, torch.Tensor) and torch.is_autocast_enabled(query.device.type):
-        tensors = _autocast(*tensors)
-    reason = reason_against(*tensors, *asked[1:], scale, enable_gqa)
+        q, k, v, mask = _autocast(q, k, v, mask)
+    reason = reason_against(q, k, v, mask, dropout_p, causal, scale, enable_gqa)
     if reason is None and sizes is not None and sizes != (query.shape[-2], key.shape[-2]):
         reason = "a causal_lower_right of other lengths than those of query and key"
     if reason is None:
         try:
-            found = _attended(*tensors, *asked[1:], scale)
+            found = _attended(q, k, v, mask, dropout_p, causal, scale)
         except REFUSALS as error:
             reason = reason_of(error)
         else:
@@ -136,7 +135,7 @@ def reason_against(
         if shapes_reason is not None:
             return shapes_reason
     if attn_mask is not None:
-        mask_reason = _against_mask(attn_mask, query, key, is_causal)
+        mask_reason = _against_mask(attn_mask, len(shape_q), dtype, is_causal)
         if mask_reason is not None:
             return mask_reason
     elif type(is_causal) is not bool and is_causal is not _LOWER_RIGHT:
@@ -169,14 +168,15 @@ def _against_shapes(shape_q: torch.Size, shape_k: torch.Size, shape_v: torch.Siz
     return None
 
 
-def _against_mask(attn_mask: Any, query: torch.Tensor, key: torch.Tensor, is_causal: Any) -> str | None:
+def _against_mask(attn_mask: Any, rank: int, dtype: torch.dtype, is_causal: Any) -> str | None:
+    """rank, dtype: of query."""
     if type(attn_mask) not in _PLAIN:
         return "an attn_mask that is a subclass of Tensor"
     if is_causal is not False:
         return "attn_mask and is_causal at once"
-    if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
-        return f"attn_mask of {attn_mask.dtype} beside {query.dtype}"
-    rank, of_mask = query.ndim, attn_mask.ndim
+    if attn_mask.dtype not in (torch.bool, torch.float32, dtype):
+        return f"attn_mask of {attn_mask.dtype} beside {dtype}"
+    of_mask = attn_mask.ndim
     if not 2 <= of_mask <= rank or (rank > 4 and any(size != 1 for size in attn_mask.shape[:-3])):
         return "an attn_mask of fewer than 2 dimensions, more than query, or several leading ones"
     if attn_mask.requires_grad and torch.are_deterministic_algorithms_enabled():
@@ -216,7 +216,7 @@ def _attended(query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float
         causal = "top_left"
     if attn_mask is None and dropout_p == 0.0:
         return attention(query, key, value, causal=causal, scale=scale, layout="bhsd")
-    bias, mask = (None, attn_mask) if attn_mask is None or attn_mask.dtype == torch.bool else (attn_mask, None)
+    bias, mask = (None, attn_mask) if attn_mask is None or attn_mask.dtype is torch.bool else (attn_mask, None)
     return attention(query, key, value, causal=causal, scale=scale, layout="bhsd", bias=bias, mask=mask, dropout_p=float(dropout_p))
 
 

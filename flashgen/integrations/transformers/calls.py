@@ -66,7 +66,7 @@ def flashgen_attention(
         if isinstance(attention_mask, PreparedMask):
             mask = attention_mask
             _, _, len_q, len_kv = mask.prepared_shape
-            if len_q != query.size(2) or len_kv != key.size(2):
+            if len_q != query.shape[2] or len_kv != key.shape[2]:
                 _refuse(f"attention_mask must be of the layer's queries and keys, {query.shape[2]} and {key.shape[2]}; got {mask!r}")
             attention_mask = None
         else:
@@ -100,7 +100,8 @@ def flashgen_attention(
             if dropout:
                 modifiers["dropout_p"] = dropout
             compiles = is_compiling()  # where views cost nothing
-            if not compiles and query.stride(1) < query.stride(2):  # so will out lie: one view of it in place of three before
+            _, of_heads, of_queries, _ = query.stride()
+            if not compiles and of_heads < of_queries:  # so will out lie: one view of it in place of three before
                 by_heads = flashgen.attention(query, key, value, causal=mask.causal, scale=scaling, layout="bhsd", **modifiers)
                 out = by_heads.transpose(1, 2)
             else:
