@@ -257,7 +257,7 @@ def attention_with_kvcache(
             tensors += of_modifiers
         options: tuple[Any, ...]
         if k is None and rotary_cos is None:
-            options = (there, causal, scale, given, batch_invariant, False, False)
+            options = (there, causal, scale, given, batch_invariant, False, False, ())
         else:
             if k is not None:
                 tensors += (k, v)
@@ -265,9 +265,9 @@ def attention_with_kvcache(
             if rotary_cos is not None:
                 tensors += (rotary_cos, rotary_sin)
                 there |= ROTARY
-                options = (there, causal, scale, given, batch_invariant, rotary_interleaved, by_query)
+                options = (there, causal, scale, given, batch_invariant, rotary_interleaved, by_query, ())
             else:
-                options = (there, causal, scale, given, batch_invariant, False, False)
+                options = (there, causal, scale, given, batch_invariant, False, False, ())
         run = cached_run_at_hand(tensors, options)
         if run is not None:
             both = run(return_lse, *tensors)

@@ -568,20 +568,24 @@ def test_the_face_asks_for_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> 
     rotary: dict[str, Any] = {"rotary_cos": cos, "rotary_sin": sin}
     of_sinks, of_window = Given(("sinks",)), Given(("window",), (("window_left", 4), ("window_right", 4)))
     cases: tuple[tuple[dict[str, Any], list[torch.Tensor], tuple[Any, ...]], ...] = (
-        ({}, [], (0, False, None, NO_MODIFIERS, False, False, False)),
-        ({"block_table": table, "causal": True}, [table], (TABLE, True, None, NO_MODIFIERS, False, False, False)),
-        ({"cache_batch_idx": lengths, "scale": 0.5}, [lengths], (BATCH_IDX, False, 0.5, NO_MODIFIERS, False, False, False)),
+        ({}, [], (0, False, None, NO_MODIFIERS, False, False, False, ())),
+        ({"block_table": table, "causal": True}, [table], (TABLE, True, None, NO_MODIFIERS, False, False, False, ())),
+        ({"cache_batch_idx": lengths, "scale": 0.5}, [lengths], (BATCH_IDX, False, 0.5, NO_MODIFIERS, False, False, False, ())),
         (
             {"cache_leftpad": lengths, "sinks": sinks, "k": k, "v": v},
             [lengths, sinks, k, v],
-            (LEFTPAD | APPENDED, False, None, of_sinks, False, False, False),
+            (LEFTPAD | APPENDED, False, None, of_sinks, False, False, False, ()),
         ),
-        ({**rotary, "causal": True}, [cos, sin], (ROTARY, True, None, NO_MODIFIERS, False, True, True)),
-        ({**rotary, "k": k, "v": v, "window": (4, 4)}, [k, v, cos, sin], (APPENDED | ROTARY, False, None, of_window, False, True, True)),
+        ({**rotary, "causal": True}, [cos, sin], (ROTARY, True, None, NO_MODIFIERS, False, True, True, ())),
+        (
+            {**rotary, "k": k, "v": v, "window": (4, 4)},
+            [k, v, cos, sin],
+            (APPENDED | ROTARY, False, None, of_window, False, True, True, ()),
+        ),
         (
             {**rotary, "rotary_interleaved": False, "window": (None, None)},
             [cos, sin],
-            (ROTARY, False, None, NO_MODIFIERS, False, False, False),
+            (ROTARY, False, None, NO_MODIFIERS, False, False, False, ()),
         ),
     )
     for more, tensors, options in cases:
@@ -590,6 +594,7 @@ def test_the_face_asks_for_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> 
         found, told = asked[-1]
         assert [id(tensor) for tensor in found] == [id(tensor) for tensor in (q, k_cache, v_cache, lengths, *tensors)]
         assert told == options
+        assert told == (*CachedOptions(*told),), "none left out, by which plans of other sizes are found"
 
 
 def test_warm_makes_ready_what_appends_too(monkeypatch: pytest.MonkeyPatch) -> None:
