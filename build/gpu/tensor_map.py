@@ -15,6 +15,7 @@ from flashgen.codegen.tensor_map import TensorMapShape
 from .driver import check, driver
 
 KEPT = 256  # maps of a shape: a model of a hundred layers has as many addresses of keys, and of values
+_map_at = (ctypes.c_char * TENSOR_MAP_BYTES).from_address  # its `raw` takes a third of the time of ctypes.string_at
 _DTYPES = {Dtype.BF16: "BFLOAT16", Dtype.FP16: "FLOAT16", Dtype.FP32: "FLOAT32"}
 _SWIZZLES = {0: "NONE", 32: "32B", 64: "64B", 128: "128B"}
 _L2_PROMOTIONS = {0: "NONE", 64: "L2_64B", 128: "L2_128B", 256: "L2_256B"}
@@ -72,7 +73,7 @@ class TensorMaps:
         status, encoded = encode(*before, address, self._sizes, self._strides, *after)
         if status:
             check((status,), f"encoding a tensor map of {self.shape} at address {address:#x}")
-        return ctypes.string_at(encoded.getPtr(), TENSOR_MAP_BYTES)
+        return _map_at(encoded.getPtr()).raw
 
 
 def tensor_maps_of(shape: TensorMapShape) -> TensorMaps:

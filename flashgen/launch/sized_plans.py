@@ -25,7 +25,9 @@ from .sized_tensor import SizedTensor
 # time cost the collector of garbage more than it takes to make.
 _MOST_PLANS, _MOST_MET = 256, 2**14
 _MOST_KINDS = 128  # beyond that the oldest half is dropped
-_MOST_FORMS, _MOST_WAYS = 8, 64  # of the same options, and of a form: a call looks at one after the other
+# Of the same options, and of a form: a call looks at one after the other. Batches beside queries have more than a hundred ways in decoding:
+# each of both decides which tiles, shares of keys and semaphores there are.
+_MOST_FORMS, _MOST_WAYS = 8, 256
 _MOST_RECORDED = 1024  # of a kind, which takes some seconds in all: whose calls find no way again and again gives up
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}

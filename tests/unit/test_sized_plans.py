@@ -451,6 +451,26 @@ def test_a_record_of_that_very_workload_counts(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.usefixtures("log")
+def test_batches_and_queries_of_decoding_find_their_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More than a hundred, as each of both decides something: of few a tenth of these calls would be planned in full for ever."""
+    draw, in_full = random.Random(3), [0, 0]
+    cache, learn = tensor(64, 4096, 8, 128), sized_plans.SizedPlans.learn
+    for late in (False, True):
+
+        def counted(*given: Any, late: bool = late) -> None:
+            in_full[late] += 1
+            learn(*given)
+
+        monkeypatch.setattr(sized_plans.SizedPlans, "learn", counted)
+        for _ in range(700):
+            batch, queries, keys = draw.randint(1, 64), draw.randint(1, 8), draw.randrange(2000, 4096)
+            q, k = tensor(batch, queries, 32, 128), cache[:batch, :keys]
+            plans.plan_for(q, k, k, True, None, "bshd")
+    assert in_full[0] > 80
+    assert in_full[1] < 35
+
+
+@pytest.mark.usefixtures("log")
 @pytest.mark.parametrize("backward", [False, True])
 @pytest.mark.parametrize("first", [True, False])
 def test_calls_with_and_without_expected_lengths_are_of_two_kinds(backward: bool, first: bool) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -116,10 +115,13 @@ def blocks_for(heads: int, batch: int, key_tiles: int, sm_count: int, parts: int
 @of_sizes
 @lru_cache(maxsize=2**12)
 def _shared_by(heads: int, batch: int, most: int) -> int:
-    enough = range(most, int(LEAST_SHARE * most), -1)
-    whole = (blocks for blocks in enough if blocks % (heads * batch) == 0 or heads * batch % blocks == 0)
-    alike = (blocks for blocks in enough if blocks % heads == 0)
-    return next(itertools.chain(whole, alike), most)
+    too_few, in_all = int(LEAST_SHARE * most), heads * batch
+    divisors = (blocks for blocks in range(most, too_few, -1) if not in_all % blocks)
+    whole = most - most % in_all if in_all <= most else next(divisors, 0)
+    if whole > too_few:
+        return whole
+    alike = most - most % heads
+    return alike if alike > too_few else most
 
 
 def aligned_shares(heads: int, blocks: int) -> int:
