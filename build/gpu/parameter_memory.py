@@ -51,7 +51,7 @@ class ParameterMemory:
     """
 
     __slots__ = (
-        *("_address", "_buffer", "_launch_of", "_values", "arguments", "holds", "launch", "map_fields", "place_all", "pointers"),
+        *("_address", "_buffer", "_grid", "_launch_of", "_values", "arguments", "holds", "launch", "map_fields", "place_all", "pointers"),
         *("suffix", "words"),
     )
 
@@ -72,15 +72,20 @@ class ParameterMemory:
             packing, begin = where.all_at_once
             self.place_all = partial(packing.pack_into, written, begin)
         self._launch_of = (_overlapping if overlaps else _plain)(handle, resources)
+        self._grid = 0
         self.launch: EnqueueLaunch
 
     def load(self, numbers: LaunchNumbers) -> None:
         """Makes these the parameters of another launch, all but the addresses."""
         self.holds = None  # so that nobody takes them for another launch's, should somebody interrupt this
         grid, self._values[:], maps = numbers
-        for (_, field), own in zip(self.map_fields, maps, strict=True):
-            field.take_from(own)
-        self.launch = self._launch_of(grid)
+        if maps:  # in a loop over nothing, and a new launch of as many blocks, a call of other sizes would lose half a microsecond
+            for (_, field), own in zip(self.map_fields, maps, strict=True):
+                field.take_from(own)
+        if grid != self._grid:
+            self._grid = 0  # none, as above
+            self.launch = self._launch_of(grid)
+            self._grid = grid
         self.holds = numbers
 
 

@@ -312,6 +312,32 @@ def test_launches_of_other_sizes_take_turns_in_one_memory(cu: FakeDriver, family
     assert len({launch.memories[0].arguments for launch in launches}) == 1
 
 
+@pytest.mark.parametrize("overlaps", [False, True])
+def test_blocks_are_those_of_the_last_numbers_whoever_was_interrupted(cu: FakeDriver, overlaps: bool) -> None:
+    loaded = load("attention_forward_sm90")
+    launch = bind(loaded)
+    memory, (own,) = loaded.parameter_memory("", launch.names, overlaps), launch.numbers
+    launch_of, fewer, same = memory._launch_of, own._replace(grid=own.grid - 1), own._replace(values=bytes(len(own.values)))
+
+    def interrupted(grid: int) -> Any:
+        launch_of(grid)
+        raise KeyboardInterrupt
+
+    def launched(numbers: Any) -> int:
+        memory.load(numbers)
+        memory.launch(None, memory.arguments, 0)
+        return int(cu.launches[-1].shape[0])
+
+    for numbers in (own, same, fewer, own, fewer):
+        assert launched(numbers) == numbers.grid
+    memory._launch_of = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        memory.load(own)
+    assert memory.holds is None
+    memory._launch_of = launch_of
+    assert launched(fewer) == fewer.grid
+
+
 def test_threads_have_memories_of_their_own(cu: FakeDriver) -> None:
     loaded = load("attention_forward_sm90")
     with ThreadPoolExecutor(1) as other:
