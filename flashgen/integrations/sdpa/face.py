@@ -154,6 +154,11 @@ def _against_shapes(shape_q: torch.Size, shape_k: torch.Size, shape_v: torch.Siz
     rank = len(shape_q)
     if len(shape_k) != rank or len(shape_v) != rank:
         return _RANKS
+    if rank == 4:  # as most calls are, by their numbers alone: each slice of a shape takes as long as all of these
+        (batch, heads, _, d), (batch_k, heads_kv, len_kv, d_k), (batch_v, heads_v, len_v, d_v) = shape_q, shape_k, shape_v
+        is_whole = batch == batch_k == batch_v and heads_kv == heads_v and len_kv == len_v and d == d_k and len_kv and d_v
+        if is_whole and not d_v % 8 and d_v <= 256 and (heads == heads_kv or (enable_gqa and heads_kv and not heads % heads_kv)):
+            return None
     if shape_v[-1] % 8 or shape_v[-1] > 256:
         return _HEAD_DIM
     if 0 in shape_k or 0 in shape_v:
