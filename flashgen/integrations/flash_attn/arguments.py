@@ -61,7 +61,7 @@ def length_of(length: Any, needed: bool = False) -> Any:
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
     """Whether kernels take these as they are. Each call asks."""
-    return not (q.shape[-1] % _WIDTH or v.shape[-1] % _WIDTH) and q.stride(-1) == k.stride(-1) == v.stride(-1) == 1
+    return not (q.shape[-1] % _WIDTH or v.shape[-1] % _WIDTH) and q.stride()[-1] == k.stride()[-1] == v.stride()[-1] == 1
 
 
 def fitted(tensor: Any) -> Any:

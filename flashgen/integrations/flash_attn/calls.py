@@ -51,9 +51,10 @@ def uncached_call(
             options |= tokens
             for name in ("max_seqlen_q", "max_seqlen_kv"):
                 options[name] = length_of(options[name], needed=drops)
-        width = v.shape[-1]
+        width = 0  # of v, if it is to grow
         if not fits(q, k, v):
             require_head_dim("k", k, "q", q)
+            width = v.shape[-1]
             softmax_scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
             q, k, v = fitted(q), fitted(k), fitted(v)
         function: Callable[..., Any] = attention if tokens is None else attention_varlen
@@ -77,7 +78,7 @@ def uncached_call(
         if not is_compiling():
             raise_as_theirs(error, q=q, k=k, v=v)
         raise
-    if width != v.shape[-1]:
+    if width and width != v.shape[-1]:
         found = (found[0][..., :width], *found[1:]) if with_lse else found[..., :width]
     if not drops:
         return found
@@ -97,7 +98,7 @@ def cached_call(
     v: torch.Tensor | None,
     softmax_scale: float | None,
     with_lse: bool,
-    **options: Any,
+    options: dict[str, Any],
 ) -> Any:
     """Out, or (out, lse), of keys in a cache: `flashgen.attention_with_kvcache`, which has these options. Raises ArgumentError.
 
@@ -105,6 +106,8 @@ def cached_call(
     """
     try:
         if fits(q, k_cache, v_cache) and (k is None or k.stride(-1) == 1) and (v is None or v.stride(-1) == 1):
+            if not torch.is_grad_enabled():
+                return attention_with_kvcache(q, k_cache, v_cache, k, v, scale=softmax_scale, return_lse=with_lse, **options)
             return inference(
                 lambda: attention_with_kvcache(q, k_cache, v_cache, k, v, scale=softmax_scale, return_lse=with_lse, **options),
                 (q, k_cache, v_cache, k, v),
@@ -159,7 +162,7 @@ def packed_cached_call(
             return (empty, q.new_zeros((q.shape[1], q.shape[0]), dtype=torch.float32)) if with_lse else empty
         position = torch.arange(most, device=q.device) - (most - (ends - begins))[:, None]  # below 0: of no query
         padded = q[(begins[:, None] + position.clamp_min(0)).clamp_max(q.shape[0] - 1)]
-        found = cached_call(padded, k_cache, v_cache, None, None, softmax_scale, with_lse, **options)
+        found = cached_call(padded, k_cache, v_cache, None, None, softmax_scale, with_lse, options)
         tokens = torch.arange(q.shape[0], device=q.device, dtype=ends.dtype)
         sequence = torch.bucketize(tokens, ends, right=True).clamp_max(len(ends) - 1)
         row = (tokens - ends[sequence] + most).clamp(0, most - 1)

@@ -206,7 +206,7 @@ def flash_attn_with_kvcache(
         refuse("flash_attn_with_kvcache", _REFUSED, k=k, rotary_cos=rotary_cos)
         return packed_cached_call(q, k_cache, v_cache, cu_seqlens_q, max_seqlen_q, softmax_scale, return_softmax_lse, **options)
     options |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
-    return cached_call(q, k_cache, v_cache, k, v, softmax_scale, return_softmax_lse, **options)
+    return cached_call(q, k_cache, v_cache, k, v, softmax_scale, return_softmax_lse, options)
 
 
 def get_scheduler_metadata(*given: Any, **named: Any) -> None:

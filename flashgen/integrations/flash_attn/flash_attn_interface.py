@@ -225,27 +225,21 @@ def flash_attn_with_kvcache(
     num_splits is there for those who give it:
     flashgen divides keys by sizes and the number of SMs. A cache whose head dim is no multiple of 8 is copied, as in FlashAttention.
     """
-    return cached_call(
-        q,
-        k_cache,
-        v_cache,
-        k,
-        v,
-        softmax_scale,
-        return_softmax_lse,
-        rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin,
-        cache_seqlens=cache_seqlens,
-        cache_batch_idx=cache_batch_idx,
-        cache_leftpad=cache_leftpad,
-        block_table=block_table,
-        causal=causal,
-        window=window_of(window_size, causal),
-        softcap=softcap_of(softcap),
-        rotary_interleaved=rotary_interleaved,
-        alibi_slopes=alibi_slopes,
-        sinks=s_aux,
-    )
+    options = {
+        "rotary_cos": rotary_cos,
+        "rotary_sin": rotary_sin,
+        "cache_seqlens": cache_seqlens,
+        "cache_batch_idx": cache_batch_idx,
+        "cache_leftpad": cache_leftpad,
+        "block_table": block_table,
+        "causal": causal,
+        "window": window_of(window_size, causal),
+        "softcap": softcap_of(softcap),
+        "rotary_interleaved": rotary_interleaved,
+        "alibi_slopes": alibi_slopes,
+        "sinks": s_aux,
+    }
+    return cached_call(q, k_cache, v_cache, k, v, softmax_scale, return_softmax_lse, options)
 
 
 def _get_block_size_n(device: Any, head_dim: int, is_dropout: bool, is_causal: bool) -> int:
