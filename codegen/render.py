@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 from flashgen import templates
 
 from .errors import ArgumentError, FlashgenError
-from .linear_terms import linear_columns
 from .modifier import Modifier, collects_gradients, modifiers_of
 from .problem import CacheDtype
 from .prune import END, MARK, parts, pruned
@@ -193,6 +192,18 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
     if written:
         written = "// ---- shapes of instructions that these kernels use ".ljust(_COLUMNS, "-") + f"\n\n{written}"
     kernels = spec.kernels
+    changes = conditions(
+        modifiers,
+        spec.problem.operation,
+        may_fetch=spec.family.fetches_scores and fetches(spec.problem),
+        may_share=shares_distances(spec.problem),
+        packed=spec.problem.is_packed,
+        cached=spec.problem.is_cached,
+        invariant=spec.problem.batch_invariant,
+        e4m3=spec.problem.dtype_kv is CacheDtype.E4M3,
+        early=spec.family.loads_scores_ahead and loads_ahead(spec.problem),
+        at_once=spec.family.changes_at_once,
+    )
     text = template.render(
         spec=spec,
         config=spec.config,
@@ -201,25 +212,12 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         tensor_gradients=[one.gradient for one in modifiers if one.gradient and one.gradient.suffix in kernels],
         chain=partial(chain_text, modifiers),
         seen_chain=partial(chain_text, modifiers_of(hiding(spec.problem))),
-        **conditions(
-            modifiers,
-            spec.problem.operation,
-            may_fetch=spec.family.fetches_scores and fetches(spec.problem),
-            may_multiply=bool(linear_columns(spec.problem)),
-            may_share=shares_distances(spec.problem),
-            packed=spec.problem.is_packed,
-            cached=spec.problem.is_cached,
-            invariant=spec.problem.batch_invariant,
-            e4m3=spec.problem.dtype_kv is CacheDtype.E4M3,
-            early=spec.family.loads_scores_ahead and loads_ahead(spec.problem),
-            at_once=spec.family.changes_at_once,
-        ),
         masks=[*["causal mask"] * bool(context.get("causal")), *(modifier.words for modifier in modifiers if modifier.link)],
         atoms=atom_files(used_atoms, atoms),
         tiles=tiles,
         contents=_CONTENTS,
         instructions=written,
-        **context,
+        **(changes | context),
     )
     text = pruned(text)
     if atoms is Atoms.EMULATED:

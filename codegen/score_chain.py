@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .linear_terms import has_linear_terms
 from .modifier import Modifier
 from .problem import Problem
 
@@ -20,7 +19,6 @@ def conditions(
     modifiers: Sequence[Modifier],
     operation: str,
     may_fetch: bool = True,
-    may_multiply: bool = True,
     may_share: bool = True,
     packed: bool = False,
     cached: bool = False,
@@ -35,11 +33,12 @@ def conditions(
     folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
     joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`;
     fetches: tensors are fetched, see `Modifier.fetched`, by kernels that can, as `may_fetch` says;
-    linear: see linear_terms.py, by kernels that can, as `may_multiply` says; hides: see `Modifier.hides_keys`: some keys no query may see;
+    linear: the exponential does that, see linear_terms.py; families that can do so say it;
+    hides: see `Modifier.hides_keys`: some keys no query may see;
     ahead: what is added by the distance alone is read before scores are there: beside other changes registers do not do for it;
     may_share: see `shares_distances`; packed, cached: whether sequences are; invariant: whether results
     are, of the batch; e4m3: whether keys and values are; early: whether kernels load tensors of scores ahead, see `loads_ahead`;
-    at_once: whether they change scores before the exponential, see `Family.changes_at_once`: then none of `folds`, `linear` and `offsets`,
+    at_once: whether they change scores before the exponential, see `Family.changes_at_once`: then none of `folds` and `offsets`,
     of which the last says that the exponential adds what links leave to it; fronts: whether tiles may begin before the first key;
     opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; bends: a link bends scores, and their gradients know it; scatters: see
     `Modifier.scattered_by`; looks: see tree_mask.py; all others: see `TracedModifier.conditions`
@@ -54,10 +53,9 @@ def conditions(
         found[name] = any(getattr(one, attribute) for one in modifiers)
     found["bends"] = operation == "backward" and any(one.bends_scores for one in modifiers)
     found["fetches"] = may_fetch and any(one.fetched for one in modifiers)
-    found["linear"] = may_multiply and not at_once and has_linear_terms(modifiers)
     found["scatters"] = any(one.scattered_by is not None for one in modifiers)
     found |= dict.fromkeys(("traced", "traced_score", "traced_slope", "traced_gradients", "traced_tiles", "traced_distances"), "")
-    found |= {"traced_mask": False, "learns": False, "ahead": False, "looks": False}
+    found |= {"traced_mask": False, "learns": False, "ahead": False, "looks": False, "linear": False}
     for one in modifiers:
         found |= one.conditions
     if not may_share:

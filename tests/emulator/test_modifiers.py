@@ -62,6 +62,8 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "softcap-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("softcap",), AttentionForwardSm90Config(2, 64, 2, 2, 1)),
     "alibi": ("attention_forward", 64, Mask.FULL, False, ("alibi",), None),
     "alibi-sm90": ("attention_forward_sm90", 64, Mask.FULL, False, ("alibi",), AttentionForwardSm90Config(2, 64, 2, 2, 1)),
+    "alibi-causal-sm90": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("alibi",), AttentionForwardSm90Config(2, 64, 2, 2, 1)),
+    "alibi-packed-4": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("alibi",), replace(PACKED, pack_gqa=4)),
     "alibi-packed": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("alibi",), PACKED),
     "alibi-softcap-sm90": ("attention_forward_sm90", 64, Mask.CAUSAL, False, ("alibi", "softcap"), None),
     "softcap-window-sm90": ("attention_forward_sm90", 128, Mask.FULL, False, ("softcap", "window"), None),
@@ -247,6 +249,27 @@ def judged_where_scores_are_alike(text: Source, cap: float) -> Verdict:
     return Expected.of(tensors, {"softcap": cap}).judge(tensors)
 
 
+def judged_with_steep_slopes(text: Source) -> Verdict:
+    """Rows whose nearest keys count for most, in blocks whose last key may be far beyond the diagonal, with a term of 90 in base 2."""
+    spec = spec_of("alibi-causal-sm90")
+    tensors = Tensors.random(spec.problem, Workload(1, 2, 1, 170, 170), torch.Generator().manual_seed(5))
+    tensors["alibi_slopes"].fill_(1.0)
+    tensors.derive({})
+    run_on_cpu(emulated_kernel(spec, text), tensors, {}, limits=LIMITS)
+    return Expected.of(tensors, {}).judge(tensors)
+
+
+def test_lse_of_steep_slopes_does_not_show_how_terms_are_rounded() -> None:
+    assert judged_with_steep_slopes(emulated_text(spec_of("alibi-causal-sm90"))).ok
+
+
+def test_terms_that_are_rounded_for_many_keys_are_found() -> None:
+    spec = spec_of("alibi-causal-sm90")
+    planted = Fault("rounded-for-many-keys", "return kLn2 * (", "return 0.0f * (", Setting(spec.config, ()))
+    text = planted.apply(emulated_text(spec), Atoms.EMULATED)
+    assert not judged_with_steep_slopes(text).ok
+
+
 @pytest.mark.parametrize("cap", [10.0, 12.0, 15.0, 20.0, 30.0])
 def test_capped_scores_do_not_err_to_one_side(cap: float) -> None:
     verdict = judged_where_scores_are_alike(emulated_text(spec_of("softcap")), cap)
@@ -340,13 +363,14 @@ FAULTS = [
     fault("one-query-off", _DISTANCE, "(Position::kRowsAreKeys ? 1 - causal_offset : causal_offset)", "backward-alibi"),
     fault(
         "no-offset",
-        "minuend[h] = offset[h].log2_less(row_max[h], scale_log2)",
-        "minuend[h] = -row_max[h]",
+        "{offset[0].log2_less(row_max[0], scale_log2), offset[1].log2_less(row_max[1], scale_log2)}",
+        "{-row_max[0], -row_max[1]}",
         "alibi-sm90",
     ),
-    fault("counts-from-another-key", "Side::kBefore ? kBlockKv - 1 : 0)", "Side::kBefore ? kBlockKv : 0)", "alibi-sm90"),
-    fault("other-sides-positions", "lane < 2 ? Side::kBefore", "lane >= 2 ? Side::kBefore", "alibi-packed"),
-    fault("half-a-slope", "is_first ? high : low, ", "0.0f, ", "alibi-sm90"),
+    fault("counts-from-another-key", "(j * 8 + e - kNearest), nearest)", "(j * 8 + e - kNearest + 1), nearest)", "alibi-causal-sm90"),
+    fault("second-row-as-first", "own = row_max - less,", "own = row_max,", "alibi-causal-sm90"),
+    fault("one-query-for-each-row", "kRowStep = 8 / kPackGqa", "kRowStep = 8", "alibi-packed-4"),
+    fault("too-far-apart", "apart |= !(fits || has_no_key)", "apart |= false", "alibi-causal-sm90", "near"),
     fault("left-out", "if (!seen) s = -infinity()", "(void)seen", "backward-mask"),
     fault("inverted", "if (!seen) s = -infinity()", "if (seen) s = -infinity()", "mask"),
     fault("wrong-head", "of_row[1] = of_batch + second_head * head_step", "of_row[1] = of_row[0]", "mask-packed"),

@@ -11,7 +11,7 @@ from flashgen.codegen import packed, seen_tiles, wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
-from flashgen.codegen.linear_terms import linear_columns, with_linear_terms
+from flashgen.codegen.linear_terms import MOST_PACKED, has_linear_terms, with_linear_terms
 from flashgen.codegen.modifier import (
     maps_scores,
     modifier_refusals,
@@ -232,6 +232,7 @@ class AttentionForwardSm90(Family):
         return {
             "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
+            "linear": has_linear_terms(problem) and config.pack_gqa <= MOST_PACKED,
             "producer_registers": producer,
             "consumer_registers": consumer,
             "shared_bytes": self.shared_bytes(problem, config),
@@ -243,8 +244,7 @@ class AttentionForwardSm90(Family):
     def instructions(self, problem: Problem, config: AttentionForwardSm90Config) -> str:
         """See Family. The shapes of wgmma for scores and output."""
         element = ELEMENTS[problem.dtype]
-        widths = {padded(problem.head_dim_v), config.block_kv} if linear_columns(problem) else {padded(problem.head_dim_v)}
-        return "\n".join((wgmma.wgmma_ss(element, config.block_kv), *(wgmma.wgmma_rs(element, width) for width in sorted(widths))))
+        return f"{wgmma.wgmma_ss(element, config.block_kv)}\n{wgmma.wgmma_rs(element, padded(problem.head_dim_v))}"
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionForwardSm90Config]:
         """See Family. Legal ones only: of buffers, the most that fit."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from flashgen.codegen import seen_tiles
-from flashgen.codegen.linear_terms import linear_columns
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.score_tensors import fetches
 
@@ -18,7 +17,6 @@ def shared_bytes(problem: Problem, config: AttentionForwardSm90Config) -> int:
     panel, of_k, of_v = PANEL * problem.dtype.bytes, width_in_panels(problem.head_dim), width_in_panels(problem.head_dim_v)
     tiles = config.query_stages * config.block_q * of_k + config.stages * config.block_kv * (of_k + of_v)
     tiles += config.block_q * width_in_panels(config.block_kv) if problem.modifiers and fetches(problem) else 0  # fetched_bytes
-    tiles += linear_columns(problem) * width_in_panels(config.block_kv) if problem.modifiers else 0
     words = seen_tiles.word_bytes(problem, config.stages, 1) if problem.modifiers else 0
     if problem.is_packed or problem.is_cached:
         words += (config.work_slots + 2) * TILE_BYTES  # sequences of tiles, and the tile found last

@@ -42,8 +42,9 @@ __device__ __forceinline__ float log_sum_exp(float row_max, float total, const R
     const float product_error = fmaf(row_max, factor.high, -a) + fmaf(exponent, kLn2, -b);
     const float low_parts = row_max * factor.low + exponent * kLn2Low;
     // The term of the score that set row_max, 1 / total of the sum, is 2^0 or nearly so, and has no error.
-//% if folds
-    const float bias = kEx2Bias * (1.0f - fminf(inverse, 1.0f));  // a sum of small scores, whose row max is 0, may be far below 1
+//% if folds or linear
+    const float bias = kEx2Bias * (1.0f - fminf(inverse, 1.0f));  // a sum may be far below 1: of small scores, whose row max is 0, or of
+                                                                  // a row that shares the row max of another
 //% else
     const float bias = kEx2Bias * (1.0f - inverse);
 //% endif

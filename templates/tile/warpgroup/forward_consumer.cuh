@@ -46,7 +46,7 @@ struct ForwardConsumer {
     // ping-pong scheduling and the releases of K and V must match in number.
     Blocks own_blocks;
 //% if linear
-    LinearTerms<Element, kBlockKv, kPackGqa> terms;
+    LinearTerms<kBlockKv, kPackGqa> terms;
 //% endif
     float normalisers[2];
     bool store_pending = false;  // once the P V under way is complete, O is the finished work tile's, and retire_pv stores it
@@ -70,12 +70,12 @@ struct ForwardConsumer {
         wait_ping_pong();       // section 3.1: one consumer issues products while another does softmax
         issue_qk();             // lines 8, 9: S = Q K^T
 //% if linear
-        terms.prepare(softmax, chain, k_block, lowest_block);  // while the product runs, nobody waits for this warp
+        terms.prepare(k_block, softmax.row_max[0]);  // while the product runs, nobody waits for this warp
 //% endif
         wgmma_wait_group<1>();  // lines 14, 15 of the iteration before: O += P V is complete
         retire_pv();            // rescale or store O, release V: O must be free before the next product
         // Between Q K^T and P V while the other consumer, which waits for the turn, does softmax: behind P V nothing would hide this.
-//% if linear or folds
+//% if folds
         constexpr bool kEarly = false;  // at head dim 192 both would spill
 //% else
         constexpr bool kEarly = Traits::kPingPong;
@@ -134,9 +134,6 @@ struct ForwardConsumer {
         smem.k_pipeline.consumer_wait(k_state);
         wgmma_fence();
         gemm_scores<Element, Traits::kColumns>(S[0], smem.query_tile(q_state.stage), consumer * 64, smem.key_tile(k_state.stage));
-//% if linear
-        wgmma_rs<Element, kBlockKv>(S[0], terms.operand, smem.positions.mn_major(0), 1);
-//% endif
         wgmma_commit_group();
 //% if scatters
         k_block = seen.read(smem.block_word(k_state.stage));  // while the product is under way
@@ -155,9 +152,6 @@ struct ForwardConsumer {
     // pipelines go from one work tile to the next within the same loop.
     __device__ __forceinline__ void make_p(Fragment& P_made, bool new_tile) {
         launder(S[0]);
-//% if linear
-        terms.keep_operand();
-//% endif
 //% if scatters
         smem.k_pipeline.consumer_release(k_state.stage, lane_index() == 0);
 //% else
@@ -169,10 +163,7 @@ struct ForwardConsumer {
 //% elif scatters and folds
         const bool small = map_unless_small(S[0], chain);
 //% endif
-//% if adds
-//% if linear
-        terms.add(S[0], chain, k_block);
-//% else
+//% if adds and not linear
         RowOffset offset[1][2] = {};
 //% if fetches
         const Work work = Work::load(current);  // a chain of its own: what it knows of tensors would take registers all the time
@@ -182,7 +173,6 @@ struct ForwardConsumer {
         if (k_block > lowest_block) fetched = fetch_block<Position, kBlockKv>(own, smem, first_query * kPackGqa, warp_row(), k_block - 1);
 //% else
         add_terms(S, offset, position(), chain);
-//% endif
 //% endif
 //% endif
 //% if scatters
@@ -213,14 +203,11 @@ struct ForwardConsumer {
         } while (!softmax.exp2_and_sum(P_made, S[0], updates, small, chain));
 //% endif
 //% elif linear
-        softmax.exp2_and_sum(P_made, S[0], new_tile || needs_row_max, LinearOffsets{terms, chain, k_block}, terms.minuend);
+        softmax.exp2_and_sum(P_made, S[0], new_tile || needs_row_max, BlockTerms{terms, *this, k_block});
 //% elif adds
         softmax.exp2_and_sum(P_made, S[0], new_tile || needs_row_max, offset[0]);
 //% else
         softmax.exp2_and_sum(P_made, S[0], new_tile || needs_row_max);
-//% endif
-//% if linear
-        terms.turn(chain);
 //% endif
 //% if drops
         drop<kPackGqa>(P_made, dropout, first_query * kPackGqa + warp_row(), k_block * kBlockKv);
@@ -229,6 +216,13 @@ struct ForwardConsumer {
 //% if changes or scatters
     using Position = ScorePosition<false, kPackGqa>;
     __device__ __forceinline__ Position position() const { return {first_query * kPackGqa + warp_row(), k_block * kBlockKv}; }
+//% if linear
+    // The chain once more, with what it knows of heads: that would take registers all the time.
+    __device__ __forceinline__ Chain chain_of_heads() const {
+        const Work work = Work::load(current);
+        return of_packed_heads<kPackGqa>(work.chain(p), work.batch, work.first_head);
+    }
+//% endif
 //% endif
     // Every warp releases Q for itself. Once Q of work tile t is released, the producer may write tile t + kQueryStages into
     // the slot of tile t - 2, which this warp has read for the last time: it has stored the O of tile t - 2.
@@ -272,14 +266,13 @@ struct ForwardConsumer {
         k_block = shfl_sync_first(work.end_block) - 1;
         lowest_block = work.lowest_block(p);
 //% endif
-//% if heads
+//% if heads and not linear
         chain = of_packed_heads<kPackGqa>(work.chain(p), work.batch, work.first_head);
 //% else
         chain = work.chain(p);
 //% endif
 //% if linear
-        terms.begin(chain, Position{first_query * kPackGqa + consumer * 64, 0}, Position{first_query * kPackGqa + warp_row(), 0});
-        terms.look_ahead(k_block, lowest_block);
+        terms.begin(chain_of_heads(), Position{first_query * kPackGqa + warp_row(), 0}, softmax.scale_log2);
 //% endif
 //% if drops
         dropout = Dropout::of(p, work.batch, work.first_head);
@@ -300,7 +293,11 @@ struct ForwardConsumer {
         const float of_rows[2] = {p.sinks[head + row % kPackGqa], p.sinks[head + (row + 8) % kPackGqa]};
         const PairStatistics statistics = softmax.finish(normalisers, of_rows, p.sinks_unit, p.ln2_lo);
 //% else
+//% if linear
+        const PairStatistics statistics = softmax.finish(normalisers, terms);
+//% else
         const PairStatistics statistics = softmax.finish(normalisers);
+//% endif
 //% endif
 //% if drops
         normalisers[0] *= p.dropout_scale, normalisers[1] *= p.dropout_scale;

@@ -223,10 +223,6 @@ struct ForwardStorage {
     static constexpr int kFetchedBytes = fetched_bytes<false>(Traits::kBlockKv);  // for each consumer warp
     SharedAddress fetched;
 //% endif
-//% if linear
-    using PositionTile = PanelTile<16, Traits::kBlockKv>;  // further columns of K: see fill_positions
-    PositionTile positions;
-//% endif
     Pipeline<kQueryStages> q_pipeline;
     Pipeline<kStages> k_pipeline, v_pipeline;
     SharedAddress statistics_barriers;  // of a Pipeline<1> for each consumer, which fills it; its LSE writer empties it
@@ -247,9 +243,6 @@ struct ForwardStorage {
         k_tiles = regions.take(kStages * KeyTile::kBytes);
         v_tiles = regions.take(kStages * ValueTile::kBytes);
         out = regions.take(kConsumers * 4 * kOutBytes);
-//% if linear
-        positions = {regions.take(PositionTile::kBytes)};
-//% endif
 //% if fetches
         fetched = regions.take(kConsumers * 4 * kFetchedBytes);
 //% endif

@@ -1,137 +1,96 @@
-// Terms of scores that are linear in the key, as one more step of Q K^T: 16 further columns, which hold a slope in each row of Q, and in
-// each row of K where that key is in its block. So they cost a product in place of an instruction for each score.
-//
-// They are linear beside the diagonal alone, where all keys of a block come before or after those of all rows (see Alibi), and count from
-// the key that is nearest to it: what its scores are rounded by is in proportion to themselves, and not to a distance.
+// Terms of scores that are linear in the key, as ALiBi's are under a causal mask, where all keys that a row sees come before it. They are a
+// part of the exponential: its exponent is S * scale_log2 + addend, and a lane's two rows have the same addend in a column, so that it
+// takes one more instruction for two scores. For that the two rows share a row max, and the second one has the terms of the first, which is
+// some queries above: what it loses more is the same for all of its keys, and nobody but lse must know.
 
-// A slope in three parts, each rounded to Element. Part i counts 2^(11 i), so that those of fp16 are no smaller than its numbers go.
-constexpr int kSlopeParts = 3;
-constexpr float kSlopePartScale = 0x1p11f;
-// A slope of fp16 must be less than its largest number; others go the way of blocks across the diagonal.
-constexpr float kSlopeEnd = 0x1p15f;
+// How far the row max that rows share may be above the highest exponent of either, in base 2: P must hold such small numbers. Warps with
+// rows further apart go the way of huge rows.
+template <class Element>
+__device__ __forceinline__ float most_apart();
+template <>
+__device__ __forceinline__ float most_apart<Bf16>() { return 48.0f; }
+template <>
+__device__ __forceinline__ float most_apart<Fp16>() { return 10.0f; }
+// The same of what a slope alone makes of that. Rows are then apart even where scores are small, and lse would show what addends are
+// rounded by. Slopes of up to 1.03 keep to it.
+constexpr float kMostBySlope = 6.0f;
+// Rows that see fewer keys do not share: out and lse of such need an exact P of the highest score, 1.
+constexpr int kFewKeys = 16;
 
-// The further columns of K. The contraction comes first, as in V: element (i, n), for i < 3, is the position of key n behind the last one
-// of the block, in units of part i of a slope, and element (4 + i, n) the same before the first one. All others are 0. Every thread calls
-// this; they meet before the first product.
-template <class Element, int kBlockKv, class Tile>
-__device__ __forceinline__ void fill_positions(Tile tile, int threads) {
-    for (int index = thread_index(); index < 16 * (kBlockKv / 8); index += threads) {
-        const int row = index % 16, chunk = index / 16, part = row % 4;
-        const bool is_used = row < 8 && part < kSlopeParts;
-        const float of_part = part == 0 ? 1.0f : part == 1 ? 1.0f / kSlopePartScale : 1.0f / kSlopePartScale / kSlopePartScale;
-        const float unit = is_used ? of_part : 0.0f;
-        u32 pairs[4];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-            const int key = chunk * 8 + i * 2;
-            const int low = row < 4 ? key - (kBlockKv - 1) : -key, high = row < 4 ? low + 1 : low - 1;
-            pairs[i] = cvt_rn_x2<Element>(static_cast<float>(low) * unit, static_cast<float>(high) * unit);
-        }
-        store_shared_v4(Tile{tile.base + chunk / 8 * Tile::kPanelBytes}.at(row, chunk % 8), {pairs[0], pairs[1], pairs[2], pairs[3]});
-    }
-    fence_proxy_async();
-}
-
-// Where all columns of a block are.
-enum class Side { kAcross, kBefore, kAfter };  // of the diagonal of all rows
-
-// The terms of a consumer's 64 rows. The product adds them beside the diagonal; across it, and in the first block of a work tile, whose
-// rows are not known yet when its product is issued, it adds none. Nothing is left to be found by who has the turn, or waits for scores.
-template <class Element, int kBlockKv, int kPackGqa>
+// Of a work tile, and of the block whose exponents come next.
+template <int kBlockKv, int kPackGqa>
 struct LinearTerms {
+    static_assert(kPackGqa <= 8, "a lane's rows must be of one head");
     static constexpr int kRowStep = 8 / kPackGqa;  // from the query of a lane's first row to that of its second
-    static constexpr bool kTwoHeads = kPackGqa > 8;
-    int before, after;        // blocks below the first come before the diagonal of all rows, those from the second on behind it
-    int row;                  // of a lane's first row, along the diagonal
-    Side side = Side::kAcross, next = Side::kAcross;  // of the block whose scores come next, and of the one after it
-    u32 operand[4] = {};      // of their product: the further columns of Q
-    float minuend[2];         // of its exponents: see OnlineSoftmax
+    static constexpr int kNearest = kBlockKv - 7;  // from a lane's first column to its last one, which is the nearest to the diagonal
+    static constexpr float kLn2 = 0.693147182f;
+    float slope, slope_low;  // of the exponent, in two floats
+    int row;                 // of a lane's first row along the diagonal, from its last column in block 0
+    float nearest, step;     // the addend of a lane's last column, and by how much addends rise from key to key
 
-    // A work tile begins. `rows`: where all rows are, and `own` those of this warp, in block 0.
+    // A work tile begins. `own`: where the rows of this warp are, in block 0.
     template <class Chain, class Position>
-    __device__ __forceinline__ void begin(const Chain& chain, const Position& rows, const Position& own) {
-        const int first = chain.distance(rows, rows.first_row_of_warp()), last = chain.distance(rows, rows.template last_row_of_warp<4>());
-        const bool fits = fabsf(chain.slope[0]) < kSlopeEnd && fabsf(chain.slope[1]) < kSlopeEnd;
-        const bool all_fit = !vote_sync_any(!fits);  // the same in each warp, which has the heads of all rows
-        before = all_fit ? max(first + 1, 0) / kBlockKv : 0;
-        after = all_fit ? (max(last, 0) + kBlockKv - 1) / kBlockKv : 0x7fffffff;
-        row = chain.distance(own, own.row(0, 0));
+    __device__ __forceinline__ void begin(const Chain& chain, const Position& own, float scale_log2) {
+        slope = mul_rn(chain.slope[0], scale_log2);
+        slope_low = fmaf(chain.slope[0], scale_log2, -slope) + chain.slope_low[0] * scale_log2;
+        row = chain.distance(own, own.row(0, 0)) - lane_index() % 4 * 2 - kNearest;
         launder(row);  // a register, and not some instructions in each block
     }
-    // Which block comes after this one of the work tile that has begun: of another tile nothing is known.
-    __device__ __forceinline__ void look_ahead(int block, int lowest_block) {
-        next = block <= lowest_block ? Side::kAcross : block - 1 < before ? Side::kBefore : block > after ? Side::kAfter : Side::kAcross;
+    __device__ __forceinline__ float distance(int block) const { return static_cast<float>(row - block * kBlockKv); }
+    // Finds addends less a row max, while the product of the block is under way.
+    __device__ __forceinline__ void prepare(int block, float row_max) {
+        step = slope;
+        nearest = fmaf(-slope_low, distance(block), fmaf(-slope, distance(block), -row_max));
+        compute_here(nearest);
     }
-    // While the product of a block is under way: what its exponents are subtracted from, and what block comes after it.
-    template <class Softmax, class Chain>
-    __device__ __forceinline__ void prepare(const Softmax& softmax, const Chain& chain, int block, int lowest_block) {
-        RowOffset offset[2];
-        find_offsets(offset, chain, block);
-        softmax.subtract_row_max(minuend, offset);
-        for (int h = 0; h < 2; ++h) compute_here(minuend[h]);
-        look_ahead(block, lowest_block);
+    // The same across the diagonal. A row meets it far from the last column, whose addend may be large, and is rounded once for all keys:
+    // lse would show that. Returns by how much times itself a sum of P is more for it.
+    __device__ __forceinline__ float find(int block, float row_max) {
+        const float term = mul_rn(-slope, distance(block));
+        const float low = fmaf(-slope, distance(block), -term) - slope_low * fmaxf(distance(block), 0.0f);
+        step = slope;
+        nearest = term - row_max;
+        return kLn2 * ((-row_max - (nearest - term)) + low);
     }
-    // That block comes next, and no product is under way.
-    template <class Chain>
-    __device__ __forceinline__ void turn(const Chain& chain) {
-        if (next != side) {
-            side = next;
-            split_slopes(chain.slope, chain.slope_low);
-        }
-        keep_operand();  // else the compiler does this where the product is issued
-    }
-    // Its registers: until the product is complete, and from where they are made.
-    __device__ __forceinline__ void keep_operand() {
-        launder(operand[0]);
-        launder(operand[1]);
-    }
-    // Where the product adds none.
-    template <class Chain>
-    __device__ __forceinline__ void add(float (&S)[kBlockKv / 8][4], const Chain& chain, int block) const {
-        if (side != Side::kAcross) return;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) chain.template add_to_row<kTwoHeads>(S, h, row + h * kRowStep - block * kBlockKv);
-    }
-    // What the product leaves to be added to each row of the block.
-    template <class Chain>
-    __device__ __forceinline__ void find_offsets(RowOffset (&offset)[2], const Chain& chain, int block) const {
-        const int nearest = block * kBlockKv + (side == Side::kBefore ? kBlockKv - 1 : 0);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            const float distance = side == Side::kAcross ? 0.0f : fabsf(static_cast<float>(row + h * kRowStep - nearest));
-            offset[h] = {-chain.slope[kTwoHeads * h], -chain.slope_low[kTwoHeads * h], distance};
-        }
-    }
+    // No addends are left: terms have been added to scores.
+    __device__ __forceinline__ void clear() { nearest = step = 0.0f; }
+    // Of column e of column tile j.
+    __device__ __forceinline__ float addend(int j, int e) const { return fmaf(step, static_cast<float>(j * 8 + e - kNearest), nearest); }
 
-  private:
-    // Of a lane's two rows: columns 2 * (lane % 4) and the next. Parts of their slopes, where the positions of that side are.
-    __device__ __forceinline__ void split_slopes(const float (&slope)[2], const float (&slope_low)[2]) {
-        const int lane = lane_index() % 4;
-        const bool is_here = side == (lane < 2 ? Side::kBefore : Side::kAfter), is_first = lane % 2 == 0;
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-            float high, middle, unused;
-            cvt_f32_x2<Element>(high, unused, cvt_rn_x2<Element>(slope[h], 0.0f));
-            const float rest = (slope[h] - high) * kSlopePartScale;
-            cvt_f32_x2<Element>(middle, unused, cvt_rn_x2<Element>(rest, 0.0f));
-            const float low = (rest - middle + slope_low[h] * kSlopePartScale) * kSlopePartScale;
-            operand[h] = is_here ? cvt_rn_x2<Element>(is_first ? high : low, is_first ? middle : 0.0f) : 0u;
-        }
+    // How much more a row half way to the second one would have lost than the first.
+    __device__ __forceinline__ float half_a_step() const { return slope * (kRowStep * 0.5f); }
+    // Whether rows may share a row max, for all that slopes and numbers of keys say.
+    __device__ __forceinline__ bool may_share() const {
+        return fabsf(half_a_step()) <= kMostBySlope && row + lane_index() % 4 * 2 + kNearest >= kFewKeys - 1;
+    }
+    // The second row's own row max. `total`, of its P, takes what that is rounded by.
+    __device__ __forceinline__ float row_max_of_second(float row_max, float& total) const {
+        const float less = slope * kRowStep, own = row_max - less, less_in_own = own - row_max;
+        const float rest = (row_max - (own - less_in_own)) - (less + less_in_own) - slope_low * kRowStep;
+        total = fmaf(total, kLn2 * rest, total);
+        return own;
     }
 };
 
-// They are found anew where they are asked for, which few blocks do.
-template <class Terms, class Chain>
-struct LinearOffsets {
-    const Terms& terms;
-    const Chain& chain;
+// Terms of a block, and how `consumer` adds them to scores where rows do not share.
+template <class Terms, class Consumer>
+struct BlockTerms {
+    Terms& terms;
+    const Consumer& consumer;
     int block;
 
-    __device__ __forceinline__ void find(RowOffset (&offset)[2]) const {
-        int here = block;
-        launder(here);  // else they are found in every block
-        terms.find_offsets(offset, chain, here);
+    template <int kTiles>
+    __device__ __forceinline__ void add_whole(float (&S)[kTiles][4]) const {
+        const auto chain = consumer.chain_of_heads();
+        const auto position = consumer.position();
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            int distance = chain.distance(position, position.row(0, h));
+            launder(distance);  // else lengths would be found before the branch that adds them
+            chain.template add_to_row<false>(S, h, distance);
+        }
+        terms.clear();
     }
 };
-template <class Terms, class Chain>
-LinearOffsets(const Terms&, const Chain&, int) -> LinearOffsets<Terms, Chain>;
+template <class Terms, class Consumer>
+BlockTerms(Terms&, const Consumer&, int) -> BlockTerms<Terms, Consumer>;

@@ -90,9 +90,57 @@ struct OnlineSoftmax {
     template <int kKeyTiles, class Chain>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4], bool small, const Chain& chain) {
 //% elif linear
-    // Where the warp has a huge row, the offsets are added to S.
-    template <int kKeyTiles>
-    __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4], const RowOffset (&offset)[2], float (&minuend)[2]) {
+    // The same of the row max that a lane's rows share, see LinearTerms. If the warp has a huge row, or rows that may not share, each row
+    // has an origin of its own from here on, with a shift even if it is not huge, and `block` adds its terms to S. Returns as `find` does.
+    template <int kKeyTiles, class Block>
+    __device__ __forceinline__ float update_row_max(float (&S)[kKeyTiles][4], const Block& block) {
+        block.terms.find(block.block, 0.0f);
+        float highest[2] = {-infinity(), -infinity()};
+#pragma unroll
+        for (int j = 0; j < kKeyTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) highest[e / 2] = fmaxf(highest[e / 2], fmaf(S[j][e], scale_log2, block.terms.addend(j, e % 2)));
+        highest[0] = quad_max(highest[0]), highest[1] = quad_max(highest[1]);
+        const float half = block.terms.half_a_step(), higher = fmaxf(highest[0] + half, highest[1] - half);
+        needs_rescale = vote_sync_any(higher - row_max[0] > kHeadroom);
+        const float next = needs_rescale ? fmaxf(row_max[0], higher) : row_max[0], by = ex2_approx_ftz(row_max[0] - next);
+        bool apart = !block.terms.may_share();
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+            const float total = quad_sum(row_sum[h]);
+            const bool fits = total * by >= ex2_approx_ftz(-most_apart<Element>()) || highest[h] - next >= -most_apart<Element>();
+            const bool has_no_key = total == 0.0f && highest[h] == -infinity();
+            apart |= !(fits || has_no_key) || is_huge(highest[h], highest[h]);
+        }
+        const bool shared = !huge;
+        huge |= vote_sync_any(apart);
+        if (unlikely(huge)) {
+            if (shared) part_rows(block.terms);
+            block.add_whole(S);
+            const float maximum[2] = {quad_max(lane_max(S, 0)), quad_max(lane_max(S, 1))};
+            update_huge_row_max(S, maximum);
+            return 0.0f;
+        }
+        if (needs_rescale) rescale_sum(0, by), rescale_sum(1, by), row_max[0] = next;
+        return block.terms.find(block.block, row_max[0]);
+    }
+    template <class Terms>
+    __device__ __forceinline__ void part_rows(const Terms& terms) {
+        row_max[1] = terms.row_max_of_second(row_max[0], row_sum[1]);
+#pragma unroll
+        for (int h = 0; h < 2; ++h)
+            if (quad_sum(row_sum[h]) == 0.0f) row_max[h] = kInitialRowMax;
+    }
+    // As move_origin, but a row that has had keys gets a shift, wherever its origin is.
+    __device__ __forceinline__ float move_shift(Origin& origin, float maximum) const {
+        const bool had_no_key = origin.row_max == kInitialRowMax;
+        const float height = had_no_key ? maximum + infinity() : fmaf(maximum - origin.shift, scale_log2, -origin.row_max);
+        if (!(height > 0.0f) && (had_no_key || origin.row_max == 0.0f)) return 1.0f;
+        const Origin before = origin;
+        const float shift = height > 0.0f ? maximum : origin.row_max * rcp_approx_ftz(scale_log2);  // about where it was
+        origin = {fmaf(0.0f, mul_rn(shift, ln2_hi) * scale_log2, shift), 0.0f};
+        return had_no_key ? 0.0f : ex2_approx_ftz(fmaf(before.shift - origin.shift, scale_log2, before.row_max));
+    }
 //% elif offsets
     // Where the warp has a huge row, the offsets are added to S, and become 0.
     template <int kKeyTiles>
@@ -101,6 +149,7 @@ struct OnlineSoftmax {
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
 //% endif
+//% if not linear
         float maximum[2], maximum_log2[2];
         bool above = false, any_huge = false;
 #pragma unroll
@@ -128,9 +177,7 @@ struct OnlineSoftmax {
             for (int j = 0; j < kKeyTiles; ++j)
 #pragma unroll
                 for (int e = 0; e < 4; ++e) S[j][e] += offset[e / 2].value();
-//% if not linear
             offset[0].distance = offset[1].distance = 0.0f;
-//% endif
 //% endif
             update_huge_row_max(S, maximum);
         } else if (needs_rescale) {
@@ -141,11 +188,8 @@ struct OnlineSoftmax {
                 row_max[h] = next;
             }
         }
-//% if linear
-        if (unlikely(huge)) minuend[0] = -row_max[0], minuend[1] = -row_max[1];
-        else subtract_row_max(minuend, offset);
-//% endif
     }
+//% endif
     template <int kKeyTiles>
     __device__ __forceinline__ void update_huge_row_max(float (&S)[kKeyTiles][4], const float (&maximum)[2]) {
         // Every later block must come here, too, since S loses the shift here. A row that does not move has a factor of 1.
@@ -153,7 +197,11 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             Origin origin{shift[h], row_max[h]};
+//% if linear
+            rescale_sum(h, move_shift(origin, maximum[h]));
+//% else
             rescale_sum(h, move_origin(origin, maximum[h], scale_log2, ln2_hi));
+//% endif
             shift[h] = origin.shift;
             row_max[h] = origin.row_max;
 #pragma unroll
@@ -171,13 +219,6 @@ struct OnlineSoftmax {
         compensation[h] *= factor_of_sum;
     }
 
-//% if linear
-    // From which scores are subtracted in the exponent: what is still to be added to those of a row, less its row max.
-    __device__ __forceinline__ void subtract_row_max(float (&minuend)[2], const RowOffset (&offset)[2]) const {
-        for (int h = 0; h < 2; ++h) minuend[h] = offset[h].log2_less(row_max[h], scale_log2);
-    }
-
-//% endif
     // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
 //% if folds
     // accumulator layout make one operand. Adds P to the row sums.
@@ -220,10 +261,9 @@ struct OnlineSoftmax {
 //% else
     // accumulator layout make one operand. Adds P to the row sums. `new_rows`: for some rows this may be their first block.
 //% if linear
-    // `offsets`: where they are found, if the row max is to be updated; `minuend`: see subtract_row_max.
-    template <int kKeyTiles, class Offsets>
-    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows,
-                                                 const Offsets& offsets, float (&minuend)[2]) {
+    // `block`: its terms, which are prepared for the row max as it is.
+    template <int kKeyTiles, class Block>
+    __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows, const Block& block) {
 //% elif offsets
     template <int kKeyTiles>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows,
@@ -235,14 +275,13 @@ struct OnlineSoftmax {
         bool updates_row_max = !kStaleRowMax || new_rows || updates_every_block;
         needs_rescale = false;
         float partial[2][2];
+//% if linear
+        float correction = 0.0f;  // of these
+//% endif
 #pragma unroll 1
         for (;;) {  // a loop, so that the code of the exponentials is there once
 //% if linear
-            if (updates_row_max) {
-                RowOffset offset[2];
-                offsets.find(offset);
-                update_row_max(S, offset, minuend);
-            }
+            if (updates_row_max) correction = update_row_max(S, block);
 //% elif offsets
             if (updates_row_max) update_row_max(S, offset);
             const float minuend[2] = {offset[0].log2_less(row_max[0], scale_log2), offset[1].log2_less(row_max[1], scale_log2)};
@@ -254,7 +293,10 @@ struct OnlineSoftmax {
             for (int j = 0; j < kKeyTiles; ++j)
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-//% if offsets
+//% if linear
+                    const float low = ex2_approx_ftz(fmaf(S[j][h * 2], scale_log2, block.terms.addend(j, 0)));
+                    const float high = ex2_approx_ftz(fmaf(S[j][h * 2 + 1], scale_log2, block.terms.addend(j, 1)));
+//% elif offsets
                     const float low = ex2_approx_ftz(fmaf(S[j][h * 2], scale_log2, minuend[h]));
                     const float high = ex2_approx_ftz(fmaf(S[j][h * 2 + 1], scale_log2, minuend[h]));
 //% else
@@ -267,7 +309,15 @@ struct OnlineSoftmax {
                 }
 #pragma unroll
             for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
+//% if linear
+            if (updates_row_max) {
+                partial[0][0] = fmaf(partial[0][0], correction, partial[0][0]);
+                partial[1][0] = fmaf(partial[1][0], correction, partial[1][0]);
+                break;
+            }
+//% else
             if (!kStaleRowMax || updates_row_max) break;
+//% endif
             const bool fits = partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
             if (!vote_sync_any(!fits)) break;
             updates_row_max = updates_every_block = true;
@@ -319,7 +369,12 @@ struct OnlineSoftmax {
     // `sinks`: of the two rows.
     __device__ __forceinline__ PairStatistics finish(float (&normalisers)[2], const float (&sinks)[2], float unit, float ln2_lo) const {
 //% else
+//% if linear
+    template <class Terms>
+    __device__ __forceinline__ PairStatistics finish(float (&normalisers)[2], const Terms& terms) const {
+//% else
     __device__ __forceinline__ PairStatistics finish(float (&normalisers)[2]) const {
+//% endif
 //% endif
         PairStatistics statistics;
 #pragma unroll
@@ -330,6 +385,9 @@ struct OnlineSoftmax {
             normalisers[h] = normaliser_with_sink(statistics.rows[h].total, height_of_sink(sinks[h], origin, unit, ln2_hi, ln2_lo));
 //% else
             normalisers[h] = normaliser(statistics.rows[h].total);
+//% endif
+//% if linear
+            if (!huge && h) statistics.rows[h].row_max = terms.row_max_of_second(row_max[0], statistics.rows[h].total);
 //% endif
             if (unlikely(huge) && shift[h] != 0.0f) statistics.rows[h] = {-statistics.rows[h].total, shift[h]};
         }
