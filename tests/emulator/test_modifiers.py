@@ -367,10 +367,12 @@ FAULTS = [
         "{-row_max[0], -row_max[1]}",
         "alibi-sm90",
     ),
-    fault("counts-from-another-key", "(j * 8 + e - kNearest), nearest)", "(j * 8 + e - kNearest + 1), nearest)", "alibi-causal-sm90"),
-    fault("second-row-as-first", "own = row_max - less,", "own = row_max,", "alibi-causal-sm90"),
-    fault("one-query-for-each-row", "kRowStep = 8 / kPackGqa", "kRowStep = 8", "alibi-packed-4"),
-    fault("too-far-apart", "apart |= !(fits || has_no_key)", "apart |= false", "alibi-causal-sm90", "near"),
+    fault(
+        "counts-from-another-key", "(j * 8 + e - kNearest), nearest)", "(j * 8 + e - kNearest + 1), nearest)", "alibi-causal-sm90", "late"
+    ),
+    fault("second-row-as-first", "own = row_max - less,", "own = row_max,", "alibi-causal-sm90", "late"),
+    fault("one-query-for-each-row", "kRowStep = 8 / kPackGqa", "kRowStep = 8", "alibi-packed-4", "late"),
+    fault("too-far-apart", "apart |= !(fits || has_no_key)", "apart |= false", "alibi-causal-sm90", "rising"),
     fault("left-out", "if (!seen) s = -infinity()", "(void)seen", "backward-mask"),
     fault("inverted", "if (!seen) s = -infinity()", "if (seen) s = -infinity()", "mask"),
     fault("wrong-head", "of_row[1] = of_batch + second_head * head_step", "of_row[1] = of_row[0]", "mask-packed"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from flashgen.codegen.attention import padded
-from flashgen.codegen.linear_terms import has_linear_terms, is_linear_in_key
+from flashgen.codegen.linear_terms import is_linear_in_key
 from flashgen.codegen.modifier import adds_to_scores, maps_scores
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.score_tensors import fetches
@@ -19,7 +19,6 @@ OF_WIDE_MAP = 16  # still more, at head dims of v beyond 192
 WIDEST = (128, 128, 80)  # K blocks, by consumers, whose map needs no more than that
 WIDEST_SUM = 144  # the same where a modifier adds to scores
 OF_LINEAR = (0, 0, 16)  # more, by consumers, where that is linear in the key
-ALONE_SPARES = 8  # less for one consumer, where terms are a part of the exponential
 OF_FETCHED, OF_CLAIMED_FETCHED = 8, 24  # more, where elements of scores are fetched, and work tiles claimed
 BESIDE_FETCHED = 32  # still more, beside other modifiers
 OF_SCATTERED = 16  # more, where masks beside it hide keys of no range
@@ -30,7 +29,6 @@ def registers_needed(problem: Problem, config: AttentionForwardSm90Config) -> in
     beside, block_kv = BESIDE[config.warpgroups - 1], config.block_kv
     if adds_to_scores(problem):
         beside += OF_LINEAR[config.warpgroups - 1] * is_linear_in_key(problem)
-        beside -= ALONE_SPARES * (config.warpgroups == 1 and has_linear_terms(problem))
         beside += max(0, block_kv - WIDEST_SUM) + OF_SCATTERED * scatters(problem)
         if fetches(problem):
             beside += (OF_CLAIMED_FETCHED if config.dynamic else OF_FETCHED) + BESIDE_FETCHED * (len(problem.modifiers) > 1)

@@ -76,7 +76,7 @@ struct ForwardConsumer {
         retire_pv();            // rescale or store O, release V: O must be free before the next product
         // Between Q K^T and P V while the other consumer, which waits for the turn, does softmax: behind P V nothing would hide this.
 //% if folds
-        constexpr bool kEarly = false;  // at head dim 192 both would spill
+        constexpr bool kEarly = false;  // at head dim 192 it would spill
 //% else
         constexpr bool kEarly = Traits::kPingPong;
 //% endif

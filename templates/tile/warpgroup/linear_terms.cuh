@@ -59,9 +59,10 @@ struct LinearTerms {
 
     // How much more a row half way to the second one would have lost than the first.
     __device__ __forceinline__ float half_a_step() const { return slope * (kRowStep * 0.5f); }
-    // Whether rows may share a row max, for all that slopes and numbers of keys say.
+    // Whether rows may share a row max, for all that slopes and numbers of keys say. With a slope below 0 the farthest keys count for most,
+    // and lse would show what their addends, which are large, are rounded by.
     __device__ __forceinline__ bool may_share() const {
-        return fabsf(half_a_step()) <= kMostBySlope && row + lane_index() % 4 * 2 + kNearest >= kFewKeys - 1;
+        return slope >= 0.0f && half_a_step() <= kMostBySlope && row + lane_index() % 4 * 2 + kNearest >= kFewKeys - 1;
     }
     // The second row's own row max. `total`, of its P, takes what that is rounded by.
     __device__ __forceinline__ float row_max_of_second(float row_max, float& total) const {
