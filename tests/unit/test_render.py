@@ -26,7 +26,7 @@ from flashgen.codegen.modifier import Modifier, modifier_named, modifiers
 from flashgen.codegen.modifiers.traced import TracedModifier, name_of_functions
 from flashgen.codegen.operation import operation_of
 from flashgen.codegen.parameters import Parameter, ParameterBlock
-from flashgen.codegen.problem import CacheDtype, Dtype, Problem, Sequences
+from flashgen.codegen.problem import CacheDtype, Dtype, Mask, Problem, Sequences
 from flashgen.codegen.prune import END, MARK, pruned
 from flashgen.codegen.render import Atoms, Source, emulator_runtime, jinja_environment, render, render_program, traced
 from flashgen.codegen.score_chain import conditions
@@ -57,8 +57,13 @@ def specs(problems: int) -> list[KernelSpec]:
 
 
 def modified_specs() -> list[KernelSpec]:
-    """Of each family the first problem with each of its modifiers, and with all of them: once without those that read scores' elements."""
-    found = []
+    """Of each family the first problem with each of its modifiers, and with all of them: once without those that read scores' elements.
+
+    And terms that are linear in the key under a causal mask.
+    """
+    family, linear = find_family("attention_forward_sm90"), Problem(Dtype.BF16, 64, mask=Mask.CAUSAL, modifiers=("alibi",))
+    newest = find_target("sm_90a")
+    found = [KernelSpec(family, linear, family.default(linear, newest), newest)]
     for family in families().values():
         problem, _, target = examples(family)[0]
         without = tuple(name for name in family.modifiers if not modifiers()[name].reads_scores)
@@ -150,6 +155,7 @@ EVERY_KIND = (
     ((), "invariant"),
     ((), "e4m3"),
     ((modifiers()["bias"],), "ahead"),
+    ((modifiers()["alibi"],), "linear"),
     *((tuple(modifiers()[name] for name in names), "at once") for names in AT_ONCE),
 )
 # Files of tile operations that say something else where a problem has modifiers, or sequences that are not dense.
@@ -160,8 +166,11 @@ def given(kind: Sequence[Modifier], layout: str) -> dict[str, object]:
     """What a file says on behalf of modifiers, in kernels that fetch where registers allow it.
 
     layout: empty of dense sequences, the pass of packed ones, "cached" of those in a cache, "e4m3" of e4m3 numbers there,
-    "invariant" of dense ones in any batch, "ahead" where tensors of scores are loaded ahead, and "at once" in the decode kernels for Hopper
+    "invariant" of dense ones in any batch, "ahead" where tensors of scores are loaded ahead, "linear" where terms are a part of the
+    exponential, and "at once" in the decode kernels for Hopper
     """
+    if layout == "linear":
+        return conditions(kind, "forward") | {"linear": True}
     if layout == "ahead":
         return conditions(kind, "forward", early=True)
     if layout == "at once":
