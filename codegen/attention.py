@@ -65,10 +65,15 @@ def l2_group_heads(problem: Problem, workload: Workload, group_bytes: int) -> in
     """
     if problem.mask is Mask.FULL and not problem.deterministic:
         return 1
+    return heads_that_fit(problem, workload, workload.len_kv, group_bytes)
+
+
+def heads_that_fit(problem: Problem, workload: Workload, keys: int, group_bytes: int, most: int = MAX_L2_GROUP_HEADS) -> int:
+    """Heads of a group, at least 1 and at most so many, of which K and V of so many keys take at most `group_bytes`: a divisor of all."""
     heads = workload.batch * workload.heads_q
-    bytes_of_head = workload.len_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
+    bytes_of_head = keys * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
     fitting = group_bytes * (workload.heads_q // workload.heads_kv) // max(1, bytes_of_head)
-    return largest_divisor(heads, max(1, min(fitting, heads, MAX_L2_GROUP_HEADS)))
+    return largest_divisor(heads, max(1, min(fitting, heads, most)))
 
 
 @of_sizes

@@ -20,7 +20,7 @@ from flashgen.codegen.problem import Dtype, Mask, Problem
 from flashgen.codegen.program import Buffer, BufferKind
 from flashgen.codegen.target import find_target, targets
 from flashgen.codegen.tensor_map import TensorMapShape
-from flashgen.codegen.workload import Workload
+from flashgen.codegen.workload import OPEN, Workload
 from tests.support.programs import program_of, values_of
 
 H200 = find_device("h200")
@@ -267,6 +267,22 @@ def test_sections_take_so_much_of_the_l2(len_kv: int, packed: int, section: int)
     assert given["l2_group_tiles"] == section * given["query_tiles"]
     assert given["l2_group_tiles_reciprocal"] == -(-(2**64) // given["l2_group_tiles"])
     assert values(config(pack_gqa=packed), workload)["l2_group_heads"] == 1, "without a mask"
+
+
+@pytest.mark.parametrize(
+    ("window", "scheduler", "heads"),
+    [
+        ((1024, 0), Scheduler.DYNAMIC, 8),  # 0.5 MiB each, of which 16 MiB are allowed, but no more than 8 heads
+        ((8191, 0), Scheduler.DYNAMIC, 4),  # 4 MiB
+        ((-5, 4), Scheduler.DYNAMIC, 8),  # no keys
+        ((OPEN, 7), Scheduler.DYNAMIC, 2),  # 8 MiB: all keys
+        ((1024, 0), Scheduler.STATIC, 1),
+        ((OPEN, OPEN), Scheduler.DYNAMIC, 1),
+    ],
+)
+def test_under_a_window_heads_share_the_l2_by_the_keys_that_are_seen(window: tuple[int, int], scheduler: Scheduler, heads: int) -> None:
+    local, workload = dataclasses.replace(D128, modifiers=("window",)), Workload(2, 16, 16, 16384, 16384, *window)
+    assert values(config(scheduler=scheduler), workload, local)["l2_group_heads"] == heads
 
 
 def test_threads() -> None:

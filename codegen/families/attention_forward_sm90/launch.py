@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from flashgen.codegen.attention import TENSORS, l2_group_heads, reciprocal
+from flashgen.codegen.attention import TENSORS, heads_that_fit, l2_group_heads, reciprocal
 from flashgen.codegen.cached import box_keys
 from flashgen.codegen.operands import Call
 from flashgen.codegen.packed import group_values, most_tiles, packed_group_heads, packed_map
@@ -18,6 +18,7 @@ PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy
 OUT_ROWS = 16  # of a box of the output: those of a warp
 LONG = 2048  # keys from which on the K and V of an L2 group may take more of it
 L2_GROUP_BYTES, SHORT_L2_GROUP_BYTES = 32 * 2**20, 16 * 2**20
+WINDOW_L2_GROUP_HEADS = 8  # at most, under a window: docs/performance-log.md, "What a work tile costs"
 
 
 def work_tiles(config: AttentionForwardSm90Config, workload: Workload) -> int:
@@ -25,11 +26,26 @@ def work_tiles(config: AttentionForwardSm90Config, workload: Workload) -> int:
     return -(-workload.len_q // config.queries) * (workload.heads_q // config.pack_gqa) * workload.batch
 
 
+def forward_group_heads(problem: Problem, config: AttentionForwardSm90Config, w: Workload) -> int:
+    """Heads of a group of the L2 swizzle, or sets of heads under PackGQA: see templates/tile/common/tile_scheduler.cuh.
+
+    A window is like a causal mask: a head's first queries see fewer keys than others, so a launch should end with the tiles of several
+    heads' first queries. Tiles that run together are neighbours, and of a head only the keys near them need room in the L2. Tiles that are
+    not claimed go to blocks by number: with few heads in a group some blocks would get short ones each time, so there one head is best.
+    """
+    if not w.has_window:
+        return l2_group_heads(problem, w, L2_GROUP_BYTES if w.len_kv >= LONG else SHORT_L2_GROUP_BYTES)
+    if not config.dynamic:
+        return 1
+    seen = min(w.len_kv, max(0, w.window_left + w.window_right + 1))
+    return heads_that_fit(problem, w, seen, SHORT_L2_GROUP_BYTES, WINDOW_L2_GROUP_HEADS)
+
+
 def tile_values(problem: Problem, config: AttentionForwardSm90Config, workload: Workload) -> dict[str, int | float]:
     """The parameters that say how tiles are found."""
     query_tiles, sets = -(-workload.len_q // config.queries), workload.heads_q // config.pack_gqa
     in_sets = workload if config.pack_gqa == 1 else dataclasses.replace(workload, heads_q=sets)
-    l2_heads = l2_group_heads(problem, in_sets, L2_GROUP_BYTES if workload.len_kv >= LONG else SHORT_L2_GROUP_BYTES)
+    l2_heads = forward_group_heads(problem, config, in_sets)
     return {
         "head_sets": sets,
         "head_sets_reciprocal": reciprocal(sets),
