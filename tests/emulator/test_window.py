@@ -133,6 +133,17 @@ def test_a_fault_of_a_window_shows(kernel: str, planted: Fault) -> None:
     assert not judged(spec, text, drawn(spec, (500, 650), (140, 150))).ok
 
 
+@pytest.mark.parametrize("kernel", planned_cases([("sm90",)], KERNELS, 6.0))
+def test_a_later_work_tile_of_a_block_begins_with_no_output(kernel: str) -> None:
+    """More work tiles than blocks: the first product with V of one writes O, which nobody sets to zero; so it shows if it adds."""
+    spec, writes = KERNELS[kernel].spec(), "store_pending = accumulate = false;"
+    _, planted = fault_of("output-added-to-the-one-before", writes, "store_pending = false;", kernel)
+    text = emulated_text(spec)
+    tensors = Tensors.random(spec.problem, Workload(16, 16, 16, 10, 150, 60, 20), torch.Generator().manual_seed(5))
+    assert judged(spec, text, tensors).ok
+    assert not judged(spec, planted.apply(text, Atoms.EMULATED), tensors).ok
+
+
 _IN_TURN = "            wait(empty(), parity);\n            mbarrier_arrive(done());\n"
 MANY_UNSEEN = ((70, 900), (0, 0))  # the keys of six work tiles in a row
 

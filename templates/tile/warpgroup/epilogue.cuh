@@ -3,7 +3,11 @@
 
 using OutPanel = PanelTile<16, 64>;  // 16 rows, those of a warp
 
+//% if hides
+// Rounds O * normalisers of a panel's columns into shared memory.
+//% else
 // Rounds O * normalisers of a panel's columns into shared memory, and sets them to zero.
+//% endif
 template <class Element, int kOutTiles>
 __device__ __forceinline__ void round_panel(float (&O)[kOutTiles][4], const float (&normalisers)[2], int panel, OutPanel to, int lane) {
 #pragma unroll
@@ -15,7 +19,9 @@ __device__ __forceinline__ void round_panel(float (&O)[kOutTiles][4], const floa
         for (int i = 0; i < 4; ++i) {
             float (&pair)[4] = O[j + i / 2];
             r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * normalisers[i % 2], pair[i % 2 * 2 + 1] * normalisers[i % 2]);
+//% if not hides
             pair[i % 2 * 2] = pair[i % 2 * 2 + 1] = 0.0f;
+//% endif
         }
         stmatrix_x4(to.at(lane % 16, chunk + lane / 16), r[0], r[1], r[2], r[3]);
     }
@@ -36,8 +42,13 @@ __device__ __forceinline__ void copy_panel(const TensorMap& map, OutPanel from, 
 //% endif
 
 // Rounds O * normalisers and stores the warp's 16 rows; the copies leave out rows behind the sequence, and columns outside of the tensor.
+//% if hides
+// `ring` has kRingPanels panels, which no other warp uses, and which the copies may still read on return. kOneFence: if the ring has all
+// panels, one fence is for all of them, and the first copy waits for the last panel.
+//% else
 // `ring` has kRingPanels panels, which no other warp uses, and which the copies may still read on return. Sets O to zero. kOneFence: if the
 // ring has all panels, one fence is for all of them, and the first copy waits for the last panel.
+//% endif
 template <class Element, int kRingPanels, bool kOneFence, int kOutTiles, class... Coordinates>
 __device__ __forceinline__ void store_output(const TensorMap& map, float (&O)[kOutTiles][4], const float (&normalisers)[2],
                                              SharedAddress ring, Coordinates... coordinates) {

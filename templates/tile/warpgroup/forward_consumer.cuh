@@ -49,7 +49,11 @@ struct ForwardConsumer {
     LinearTerms<kBlockKv, kPackGqa> terms;
 //% endif
     float normalisers[2];
+//% if hides
+    bool store_pending = false, accumulate = true;  // the first: once the P V under way is complete, O is to be stored by retire_pv
+//% else
     bool store_pending = false;  // once the P V under way is complete, O is the finished work tile's, and retire_pv stores it
+//% endif
     int v_stage_in_use = -1;     // that the P V under way reads
 
     __device__ __forceinline__ ForwardConsumer(const Parameters& p, const ForwardStorage<Traits>& smem, int consumer)
@@ -145,7 +149,12 @@ struct ForwardConsumer {
         // P needs none after the product, either: it is written next from S, which make_p launders once this product is complete.
         launder(P_used);
         wgmma_fence();
+//% if hides
+        gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage), accumulate);
+        accumulate = true;
+//% else
         gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage));
+//% endif
         wgmma_commit_group();
     }
     // Once S is here: masks it where own_blocks says so (see key_tiles), and computes P. One branch, and not two loops, since O, P and the
@@ -242,7 +251,11 @@ struct ForwardConsumer {
             const SharedAddress panels = smem.out + row / 16 * ForwardStorage<Traits>::kOutBytes;
             store_output<Element, Traits::kOutPanels, Traits::kPingPong>(p.out_map, O, normalisers, panels, work.coordinate1(row),
                                                                          work.coordinate2(row), work.coordinate3());
+//% if hides
+            store_pending = accumulate = false;  // the new work tile's first P V writes O
+//% else
             store_pending = false;
+//% endif
         } else if (softmax.needs_rescale) {
             softmax.rescale(O);
         }

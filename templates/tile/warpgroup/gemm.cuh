@@ -12,6 +12,16 @@ __device__ __forceinline__ void gemm_scores(float (&S)[kKeyTiles][4], QueryTile 
         wgmma_ss<Element, kKeyTiles * 8>(S, queries.k_major(row, step), keys.k_major(0, step), step > 0);
 }
 
+//% if hides
+// O += P V, or unless `accumulate` O = P V.
+template <class Element, class ValueTile, int kSteps, int kOutTiles>
+__device__ __forceinline__ void gemm_output(float (&O)[kOutTiles][4], const u32 (&P)[kSteps][4], ValueTile values, int accumulate = 1) {
+    launder(values.base);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step)
+        wgmma_rs<Element, kOutTiles * 8>(O, P[step], values.mn_major(step), step > 0 ? 1 : accumulate);
+}
+//% else
 // O += P V.
 template <class Element, class ValueTile, int kSteps, int kOutTiles>
 __device__ __forceinline__ void gemm_output(float (&O)[kOutTiles][4], const u32 (&P)[kSteps][4], ValueTile values) {
@@ -20,3 +30,4 @@ __device__ __forceinline__ void gemm_output(float (&O)[kOutTiles][4], const u32 
     for (int step = 0; step < kSteps; ++step)
         wgmma_rs<Element, kOutTiles * 8>(O, P[step], values.mn_major(step), 1);
 }
+//% endif
