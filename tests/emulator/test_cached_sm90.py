@@ -274,7 +274,7 @@ FAULTS = [
     ("pages", fault_of("row-of-the-page-lost", "return {at.row, head_kv,", "return {0, head_kv,", "keys")),
     ("pages", fault_of("padding-read-as-keys", "padding == nullptr ? 0 :", "true ? 0 :", "wide")),
     ("pages", fault_of("padding-not-hidden", "row < keys.front || row >=", "row >=", "wide")),
-    ("pages", fault_of("padding-not-masked", " || keys.begin_in(tile));", ");", "wide")),
+    ("pages", fault_of("padding-not-masked", " || keys.begin_in(tile);", ";", "wide")),
     ("large-pages", fault_of("padding-of-V-stays", "values.clear_rows(0, front - first, thread, row_groups * 128);", "", "wide")),
     ("pages", fault_of("stale-tail-of-V", "values.clear_rows(max(end - first, 0), kBlockKv, thread, row_groups * 128);", "", "keys")),
     (
@@ -308,7 +308,7 @@ FAULTS = [
     ("equal", fault_of("no-sink-in-lse", "lse_with_sink(lse, p.sinks[head])", "lse", "alibi")),
     ("small-pages", fault_of("tiles-before-the-window", "head.part_cost + first_tile) *", "head.part_cost) *", "window")),
     ("small-pages", fault_of("keys-before-the-window", "row < begins_of_keys[e / 2] || row >=", "row >=", "window")),
-    ("small-pages", fault_of("window-not-masked", " || modified.may_begin_in(tile));", ");", "window")),
+    ("small-pages", fault_of("window-not-masked", " || modified.may_begin_in(tile);", ";", "window")),
     ("nearly-equal", fault_of("sequences-behind-the-last", "is_last = head.batch + 1 == sequences.batch;", "is_last = false;", "keys")),
 ]
 _UNORDERED, _NOT_WRITTEN, _STILL_READ = "with no barrier between", "that nobody wrote", "over what another warp may still read"

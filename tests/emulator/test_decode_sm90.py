@@ -57,11 +57,13 @@ ROWS_AND_KEYS = [
     Fault("decode-rows-past-the-group", "&& head(tiles, row) < end_head", "", TILES),
     Fault("decode-queries-of-the-first-batch", "rows.first_head, rows.first_query, rows.batch);", "rows.first_head, 0, 0);", FULL),
     Fault("decode-keys-of-the-first-head", "const int head = rows_of(p, part.head).head_kv,", "const int head = 0,", FULL),
-    Fault("decode-tail-not-masked", "            if (masked) mask(tile);\n", "", FULL),
+    Fault("decode-tail-not-masked", "        if (masked) mask(tile);\n", "", FULL),
     Fault("decode-mask-one-key-too-many", ">= ends_of_keys[e / 2]", "> ends_of_keys[e / 2]", CAUSAL),
     Fault("decode-masked-tile-too-late", "chain.keys(rows.first_query).end) / kBlockKv", "p.len_kv) / kBlockKv", CAUSAL),
     Fault("decode-rows-of-the-first-group", "(S, smem.q_tile(q_state.stage), row_group * 64,", "(S, smem.q_tile(q_state.stage), 0,", ROWS),
-    Fault("decode-output-not-rescaled", "if (softmax.needs_rescale) softmax.rescale(O);", "", RISING),
+    Fault("decode-output-not-rescaled", "if (has_rows && softmax.needs_rescale) softmax.rescale(O);", "", RISING),
+    Fault("decode-values-of-the-next-tile", "issue_pv(P, stage);", "issue_pv(P, own_stage());", ROWS),
+    Fault("decode-last-tile-without-values", "return drain(P[1]);", "return;", ROWS),
     Fault("decode-softmax-of-the-part-before", "        softmax.restart();\n", "", FULL),
 ]
 PARTS = [
@@ -121,10 +123,14 @@ RACES = [
         Fault("decode-rows-not-zeroed", "int i = q_rows * 8 + thread;", "int i = Traits::kRows * 8;", FULL),
     ),
     (_NOT_WRITTEN, Fault("decode-handed-over-unseen", "            bar_sync(kFilled, kPair);\n", "", FULL)),
-    ("no wgmma_fence", Fault("decode-no-wgmma-fence", "        launder(P);\n        wgmma_fence();\n", "        launder(P);\n", FULL)),
+    ("no wgmma_fence", Fault("decode-no-wgmma-fence", "        wgmma_fence();\n        gemm_output", "        gemm_output", FULL)),
     (
         "touched while a product was under way",
-        Fault("decode-scores-not-waited-for", "wgmma_wait_group<0>();\n        launder(S);", "launder(S);", FULL),
+        Fault("decode-scores-not-waited-for", "wgmma_wait_group<0>();\n        make_p(P, tile", "make_p(P, tile", FULL),
+    ),
+    (
+        "touched while a product was under way",
+        Fault("decode-scores-of-the-next-tile-not-waited-for", "        wgmma_wait_group<1>();\n", "", ROWS),
     ),
     (
         "under a matrix product",

@@ -179,11 +179,12 @@ def test_registers_must_do() -> None:
 @pytest.mark.parametrize(
     ("modifiers", "config", "needed"),
     [
-        (("tree_mask",), Config(2, 1, 128, 3), 237),
-        (("tree_mask",), Config(2, 1, 96, 3), None),
+        (("tree_mask",), Config(2, 1, 96, 3), 241),
+        (("tree_mask",), Config(2, 1, 64, 4), None),
         (("boolean_mask",), Config(1, 2, 64, 4), None),
-        (("bias_fp32",), Config(2, 1, 96, 3), None),
-        (("bias_fp32", "boolean_mask"), Config(2, 1, 96, 3), 261),
+        (("bias_fp32",), Config(2, 1, 64, 4), None),
+        (("bias_fp32", "boolean_mask"), Config(2, 1, 48, 6), None),
+        (("bias_fp32", "boolean_mask"), Config(2, 1, 96, 3), 289),
     ],
 )
 def test_registers_must_do_for_what_is_loaded_ahead(modifiers: tuple[str, ...], config: Config, needed: int | None) -> None:

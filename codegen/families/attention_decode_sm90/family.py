@@ -45,7 +45,7 @@ class AttentionDecodeSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_decode_sm90.cu.j2."""
 
     name = "attention_decode_sm90"
-    revision = 6
+    revision = 7
     modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "sinks", "softcap", "tree_mask", "window")
     loads_scores_ahead = changes_at_once = True
     preference = -1  # but for few queries, see preference_for
@@ -75,7 +75,7 @@ class AttentionDecodeSm90(Family):
         *("common/shared_regions", "common/tile_scheduler", "common/score_chain", "common/packed_rows", "common/key_shares"),
         *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "common/softmax_rows", "common/lse"),
         *("common/partial_outputs", "warpgroup/row_sums", "warpgroup/stale_softmax", "warpgroup/decode_storage"),
-        *("warpgroup/decode_producer", "warpgroup/decode_epilogue", "warpgroup/decode_consumer"),
+        *("warpgroup/decode_producer", "warpgroup/decode_exchange", "warpgroup/decode_epilogue", "warpgroup/decode_consumer"),
     )
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:

@@ -33,7 +33,8 @@ class DecodeWeights:
     batch:     seconds of each 16 further parts of a row, or of 128 columns of it, that a warp adds up
     step:      cycles of a key tile that do not depend on its size
     key:       cycles of a key tile for each key of it, products aside
-    in_phase:  factor on a step of two row groups, which begin it together and so want the tensor cores at the same time
+    in_phase:  factor on a step of two row groups, which begin it together and so want the tensor cores at the same time; P V of the tile
+               before then runs beside the softmax
     alone:     factor on a launch where no other consumer computes meanwhile
     """
 
@@ -49,7 +50,7 @@ class DecodeWeights:
     batch: float = 1.6e-6
     step: float = 480.0
     key: float = 6.2
-    in_phase: float = 1.28
+    in_phase: float = 1.2
     alone: float = 1.012
 
 
@@ -70,14 +71,15 @@ def predict(
     steps = -(-heads * key_tiles // blocks)  # of the block that has most
 
     copied = config.block_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
-    slowed = min(0.9, w.shallow * (32768 / ((config.stages - 1) * copied)) ** 3 + w.deep * max(0.0, config.stages * copied / 65536 - 2))
+    ahead = (config.stages - config.row_groups) * copied
+    slowed = min(0.9, w.shallow * (32768 / ahead) ** 3 + w.deep * max(0.0, config.stages * copied / 65536 - 2)) if ahead else 0.9
     running = blocks / device.sm_count
     share = (1 - slowed) * min(1 - w.idle * (1 - running), w.reach * running)
     memory = heads * key_tiles * copied / (device.memory_bandwidth * w.memory * share) + w.copy * steps
 
     columns = padded(problem.head_dim) + padded(problem.head_dim_v)
     tensor = 2 * config.rows * config.block_kv * columns / device.target.wgmma_flops_per_cycle
-    serial = w.step + w.key * config.block_kv + tensor
+    serial = w.step + w.key * config.block_kv + tensor / config.row_groups
     together = w.in_phase if config.row_groups > 1 else 1.0
     compute = steps * max(tensor, together * serial / config.key_groups) / device.clock_hz
 

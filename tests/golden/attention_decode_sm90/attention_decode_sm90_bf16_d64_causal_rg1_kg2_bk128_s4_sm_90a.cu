@@ -18,7 +18,7 @@
 //            tile/common: shared_regions, tile_scheduler, score_chain, packed_rows, key_shares, softmax_rows, lse,
 //              partial_outputs
 //            tile/warpgroup: pipeline, panel_tile, gemm, row_sums, stale_softmax, decode_storage, decode_producer,
-//              decode_epilogue, decode_consumer
+//              decode_exchange, decode_epilogue, decode_consumer
 
 // ==== atoms/ptx/types.cuh ============================================================================================
 
@@ -1458,6 +1458,70 @@ __device__ __forceinline__ void produce_queries(const Parameters& p, const Decod
     }
 }
 
+// ==== tile/warpgroup/decode_exchange.cuh =============================================================================
+
+// How two key groups of the decode kernel bring their parts of a head together: by way of shared memory the first one adds what the second
+// one has, O in the order of registers, so many column tiles at a time, and the statistics.
+
+template <class Traits>
+struct KeyGroupExchange {
+    using Storage = DecodeStorage<Traits>;
+    static constexpr int kFilled = 1, kEmptied = 2, kPair = 2 * 128;  // barriers: the second key group has written; the first one has read
+    static constexpr int kOutTiles = Traits::kColumnsV / 8;
+
+    const Storage& smem;
+    const bool has_rows;  // whether this warp has any
+
+    // The first key group calls this before its first part: nothing is there that it has not read.
+    __device__ __forceinline__ static void begin() { bar_arrive(kEmptied, kPair); }
+
+    __device__ __forceinline__ void store(const float (&O)[kOutTiles][4], const PairStatistics& own) const {
+#pragma unroll
+        for (int first = 0; first < kOutTiles; first += Storage::kHandedTiles) {
+            bar_sync(kEmptied, kPair);
+            if (first == 0) own.store(smem.statistics);
+            if (has_rows) {
+#pragma unroll
+                for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j)
+                    store_shared_v4(handed(j - first), {__float_as_uint(O[j][0]), __float_as_uint(O[j][1]), __float_as_uint(O[j][2]),
+                                                        __float_as_uint(O[j][3])});
+            }
+            bar_arrive(kFilled, kPair);
+        }
+    }
+    __device__ __forceinline__ void add(float (&O)[kOutTiles][4], float (&totals)[2], Origin (&origins)[2], float scale_log2) const {
+        float factors[2][2];
+#pragma unroll
+        for (int first = 0; first < kOutTiles; first += Storage::kHandedTiles) {
+            bar_sync(kFilled, kPair);
+            if (first == 0) {
+                const uint4 v = load_shared_v4(smem.statistics + (thread_index() / 32 % 4 * 8 + lane_index() / 4) * 16);
+                const RowStatistics other[2] = {{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}};
+#pragma unroll
+                for (int h = 0; h < 2; ++h) {
+                    const CommonOrigin common = CommonOrigin::of(origins[h], other[h].origin(), scale_log2);
+                    totals[h] = common.total(totals[h], fabsf(other[h].total));
+                    origins[h] = common.origin;
+                    factors[h][0] = common.factors[0], factors[h][1] = common.factors[1];
+                }
+            }
+            if (has_rows) {
+#pragma unroll
+                for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j) {
+                    const uint4 v = load_shared_v4(handed(j - first));
+                    const u32 given[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+                    for (int e = 0; e < 4; ++e) O[j][e] = O[j][e] * factors[e / 2][0] + __uint_as_float(given[e]) * factors[e / 2][1];
+                }
+            }
+            bar_arrive(kEmptied, kPair);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ SharedAddress handed(int tile) const { return smem.handed + (tile * 128 + thread_index() % 128) * 16; }
+};
+
 // ==== tile/warpgroup/decode_epilogue.cuh =============================================================================
 
 // The epilogue of a consumer of the decode kernel: from its registers to the output, if its part is a whole head; else to the partial
@@ -1575,9 +1639,11 @@ template <class Traits, class Parameters>
 struct DecodeConsumer {
     using Element = typename Traits::Element;
     using Storage = DecodeStorage<Traits>;
+    using Exchange = KeyGroupExchange<Traits>;
     using Chain = decltype(Traits::make_chain(Parameters{}));
     static constexpr int kBlockKv = Traits::kBlockKv, kKeyGroups = Traits::kKeyGroups, kOutTiles = Traits::kColumnsV / 8;
-    static constexpr int kFilled = 1, kEmptied = 2, kPair = 2 * 128;  // barriers: the second key group has written; the first one has read
+    // Whether P V of a tile runs beside the softmax of the next one: two row groups begin a tile together, and nothing else would.
+    static constexpr bool kPipelined = Traits::kRowGroups > 1;
     static_assert(Traits::kStages % kKeyGroups == 0, "a stage is always of the same key group: parities of two would not tell its phases");
 
     const Parameters& p;
@@ -1607,21 +1673,25 @@ struct DecodeConsumer {
           softmax(p.scale_log2, p.ln2_hi) {}
 
     __device__ __forceinline__ void run(Part<Traits> part) {
-        if (kKeyGroups > 1 && key_group == 0) bar_arrive(kEmptied, kPair);
+        if (kKeyGroups > 1 && key_group == 0) Exchange::begin();
         int turn = 0;  // of the key groups
 #pragma unroll 1
         for (; part.exists(); part.advance(shares)) {
             begin_part(part);
             const int first = part.first_in_head(), end = first + part.count();
-            bool new_rows = true;
             smem.q_pipeline.consumer_wait(q_state);
+            if constexpr (kPipelined) {
+                work_on_all(first, end);
+            } else {
+                bool new_rows = true;
 #pragma unroll 1
-            for (int tile = first; tile < end; ++tile) {
-                const bool own = kKeyGroups == 1 || turn == key_group;
-                turn = (turn + 1) % kKeyGroups;
-                if (!own) continue;
-                work_on(tile, new_rows, tile >= first_masked);
-                new_rows = false;
+                for (int tile = first; tile < end; ++tile) {
+                    const bool own = kKeyGroups == 1 || turn == key_group;
+                    turn = (turn + 1) % kKeyGroups;
+                    if (!own) continue;
+                    work_on(tile, new_rows);
+                    new_rows = false;
+                }
             }
             barrier_warp_sync();
             smem.q_pipeline.consumer_release(q_state.stage, lane_index() == 0);
@@ -1647,29 +1717,77 @@ struct DecodeConsumer {
     }
 
     // FlashAttention-2, algorithm 1, lines 8 to 10, for one key tile. While one key group works the other one's products run.
-    __device__ __forceinline__ void work_on(int tile, bool new_rows, bool masked) {
-        const u32 stage = state.stage * kKeyGroups + key_group;
+    __device__ __forceinline__ void work_on(int tile, bool new_rows) {
+        u32 P[kBlockKv / 16][4] = {};
+        issue_qk(tile);
+        wgmma_wait_group<0>();
+        make_p(P, tile, new_rows);
+        rescale();
+        drain(P);
+    }
+    // The same for all tiles of a part, where P V of the tile before runs beside the softmax.
+    __device__ __forceinline__ void work_on_all(int first, int end) {
+        if (first >= end) return;
+        u32 P[2][kBlockKv / 16][4] = {};
+        issue_qk(first);
+        wgmma_wait_group<0>();
+        make_p(P[0], first, true);
+#pragma unroll 1
+        for (;;) {
+            if (++first == end) return drain(P[0]);
+            iterate(P[0], P[1], first);
+            if (++first == end) return drain(P[1]);
+            iterate(P[1], P[0], first);
+        }
+    }
+    __device__ __forceinline__ void iterate(u32 (&P)[kBlockKv / 16][4], u32 (&P_next)[kBlockKv / 16][4], int tile) {
+        const u32 stage = own_stage();
+        state.advance();
+        launder(O);
+        launder(P);
+        issue_qk(tile);
+        issue_pv(P, stage);
+        wgmma_wait_group<1>();
+        make_p(P_next, tile, false);
+        retire_pv(stage);
+        rescale();
+    }
+    __device__ __forceinline__ void drain(u32 (&P)[kBlockKv / 16][4]) {
+        launder(O);
+        launder(P);
+        issue_pv(P, own_stage());
+        retire_pv(own_stage());
+        state.advance();
+    }
+    __device__ __forceinline__ u32 own_stage() const { return state.stage * kKeyGroups + key_group; }
+    __device__ __forceinline__ void issue_qk(int tile) {
+        const u32 stage = own_stage();
         wait(smem.pipeline.full(stage), state.parity);
         wgmma_fence();
         gemm_scores<Element, Traits::kColumns>(S, smem.q_tile(q_state.stage), row_group * 64, smem.key_tile(stage));
         wgmma_commit_group();
-        wgmma_wait_group<0>();
+    }
+    // Once S is there.
+    __device__ __forceinline__ void make_p(u32 (&P)[kBlockKv / 16][4], int tile, bool new_rows) {
         launder(S);
-        u32 P[kBlockKv / 16][4] = {};
-        if (has_rows) {
-            if (masked) mask(tile);
-            softmax.exp2_and_sum(P, S, new_rows || masked);
-            if (softmax.needs_rescale) softmax.rescale(O);
-        }
-        launder(O);
-        launder(P);
+        if (!has_rows) return;
+        const bool masked = tile >= first_masked;
+        if (masked) mask(tile);
+        softmax.exp2_and_sum(P, S, new_rows || masked);
+    }
+    __device__ __forceinline__ void rescale() {
+        if (has_rows && softmax.needs_rescale) softmax.rescale(O);
+    }
+    // O and P must have been laundered, before S where its product is under way.
+    __device__ __forceinline__ void issue_pv(const u32 (&P)[kBlockKv / 16][4], u32 stage) {
         wgmma_fence();
         gemm_output<Element>(O, P, smem.value_tile(stage));
         wgmma_commit_group();
+    }
+    __device__ __forceinline__ void retire_pv(u32 stage) {
         wgmma_wait_group<0>();
         launder(O);
         smem.pipeline.consumer_release(stage, thread_index() % 128 == 0);
-        state.advance();
     }
     __device__ __forceinline__ void mask(int tile) {
 #pragma unroll
@@ -1689,63 +1807,19 @@ struct DecodeConsumer {
         float normalisers[2];
         const PairStatistics own = softmax.finish(normalisers);
         if (kKeyGroups > 1 && key_group > 0) {
-            hand_over_part(own);
+            Exchange{smem, has_rows}.store(O, own);
             if (!helps || part.is_whole()) return;
         } else {
             float totals[2] = {fabsf(own.rows[0].total), fabsf(own.rows[1].total)};
             Origin origins[2] = {own.rows[0].origin(), own.rows[1].origin()};
             if constexpr (kKeyGroups > 1) {
-                add_part(totals, origins);
+                Exchange{smem, has_rows}.add(O, totals, origins, p.scale_log2);
                 normalisers[0] = normaliser(totals[0]), normalisers[1] = normaliser(totals[1]);
             }
             if (part.is_whole()) return epilogue.store_rows(O, totals, origins, normalisers);
             epilogue.store_partial_rows(O, totals, origins, part.is_first);
         }
         epilogue.merge_if_last(key_group, helps ? 2 : 1, part.is_first);
-    }
-    // From one key group to the other: O in the order of registers, so many column tiles at a time, and the statistics.
-    __device__ __forceinline__ SharedAddress handed(int tile) const { return smem.handed + (tile * 128 + thread_index() % 128) * 16; }
-    __device__ __forceinline__ void hand_over_part(const PairStatistics& own) const {
-#pragma unroll
-        for (int first = 0; first < kOutTiles; first += Storage::kHandedTiles) {
-            bar_sync(kEmptied, kPair);
-            if (first == 0) own.store(smem.statistics);
-            if (has_rows) {
-#pragma unroll
-                for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j)
-                    store_shared_v4(handed(j - first), {__float_as_uint(O[j][0]), __float_as_uint(O[j][1]), __float_as_uint(O[j][2]),
-                                                        __float_as_uint(O[j][3])});
-            }
-            bar_arrive(kFilled, kPair);
-        }
-    }
-    __device__ __forceinline__ void add_part(float (&totals)[2], Origin (&origins)[2]) {
-        float factors[2][2];
-#pragma unroll
-        for (int first = 0; first < kOutTiles; first += Storage::kHandedTiles) {
-            bar_sync(kFilled, kPair);
-            if (first == 0) {
-                const uint4 v = load_shared_v4(smem.statistics + (thread_index() / 32 % 4 * 8 + lane_index() / 4) * 16);
-                const RowStatistics other[2] = {{__uint_as_float(v.x), __uint_as_float(v.y)}, {__uint_as_float(v.z), __uint_as_float(v.w)}};
-#pragma unroll
-                for (int h = 0; h < 2; ++h) {
-                    const CommonOrigin common = CommonOrigin::of(origins[h], other[h].origin(), p.scale_log2);
-                    totals[h] = common.total(totals[h], fabsf(other[h].total));
-                    origins[h] = common.origin;
-                    factors[h][0] = common.factors[0], factors[h][1] = common.factors[1];
-                }
-            }
-            if (has_rows) {
-#pragma unroll
-                for (int j = first; j < min(first + Storage::kHandedTiles, kOutTiles); ++j) {
-                    const uint4 v = load_shared_v4(handed(j - first));
-                    const u32 given[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-                    for (int e = 0; e < 4; ++e) O[j][e] = O[j][e] * factors[e / 2][0] + __uint_as_float(given[e]) * factors[e / 2][1];
-                }
-            }
-            bar_arrive(kEmptied, kPair);
-        }
     }
 };
 
