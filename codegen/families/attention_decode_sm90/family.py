@@ -35,9 +35,6 @@ MOST_ROWS = 128  # of a key/value head that the family is preferred for: one row
 LEAST_KEYS_A_QUERY = 8
 # Of all key/value heads: with fewer, tiles of 64 rows, as the forward family has, leave some of 132 SMs idle, and equal shares none.
 FILLING_ROWS = 8192
-# Of K and V, at most, that a launch reads which begins while what is before it in the stream ends. That saves it a microsecond. But its
-# blocks then take the SMs that come free first, where else each GPC has about as many, and that costs 1 % of the bandwidth.
-OVERLAPPING_BYTES = 2**28
 _INDICES = 2**31  # of key tiles
 
 
@@ -151,14 +148,7 @@ class AttentionDecodeSm90(Family):
         }
         if problem.is_cached:
             values = box_values(values, call, config.block_kv, tiles.queries)
-        read = (
-            w.batch
-            * w.heads_kv
-            * min(w.len_kv, key_tiles * config.block_kv)
-            * (problem.head_dim + problem.head_dim_v)
-            * problem.dtype.bytes
-        )
-        launch = KernelLaunch(blocks, values, self._tensor_maps(config, call, tiles), overlaps=read <= OVERLAPPING_BYTES)
+        launch = KernelLaunch(blocks, values, self._tensor_maps(config, call, tiles), overlaps=True)
         if not problem.is_cached and heads * w.batch % blocks == 0:  # whose sequences may be of different lengths
             return Program((launch,))
         partials = Buffer("partials", blocks * 2 * partial_bytes(problem, tiles.rows))

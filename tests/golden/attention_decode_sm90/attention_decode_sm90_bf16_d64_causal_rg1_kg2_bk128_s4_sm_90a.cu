@@ -1854,7 +1854,6 @@ static_assert(kProducerRegisters + Traits::kConsumers * kConsumerRegisters <= 65
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
 attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s4_sm_90a(const __grid_constant__ Parameters p) {
-    griddepcontrol_launch_dependents();
     SharedRegions regions;
     const DecodeStorage<Traits> smem(regions);
     if (thread_index() == 0) {
@@ -1870,7 +1869,10 @@ attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s4_sm_90a(const __grid_const
     const int warpgroup = warp_index() / 4;
     if (warpgroup == 0) {
         if constexpr (kMovesRegisters) setmaxnreg_dec<kProducerRegisters>();
-        if (thread_index() == 0) produce_keys(p, smem, shares, first_part);
+        if (thread_index() == 0) {
+            produce_keys(p, smem, shares, first_part);
+            griddepcontrol_launch_dependents();  // once all copies are on their way: the next launch takes SMs as they come free
+        }
         if (thread_index() == 32) produce_queries(p, smem, shares, first_part);
     } else {
         if constexpr (kMovesRegisters) setmaxnreg_inc<kConsumerRegisters>();
