@@ -21,6 +21,7 @@ def shared_bytes(problem: Problem, config: AttentionForwardSm90Config) -> int:
     if problem.is_packed or problem.is_cached:
         words += (config.work_slots + 2) * TILE_BYTES  # sequences of tiles, and the tile found last
     words += STAGE_BYTES if problem.is_cached else 0  # of values that the producer zeroes rows of
+    words += TILE_BYTES if problem.is_packed else 0  # where the values lie that are loaded next
     return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + config.barrier_bytes + words
 
 

@@ -10,7 +10,15 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
     PipelineState<kWorkSlots<Traits>> slot;  // index of a work slot; its parity is unused, as Q's pipeline guards the slots
     PipelineState<Traits::kStages> k_state, v_state;
 //% if packed
-    auto load_v = [&](int row, int head, int end) {
+    // Where the V that is due lies. Beside three consumers it would find no registers.
+    auto keep_v = [&](int row, int head, int end) {
+        store_shared_v4(smem.due_value, {static_cast<u32>(row), static_cast<u32>(head), static_cast<u32>(end), 0});
+    };
+    keep_v(-1, 0, 0);
+    auto load_v = [&] {
+        const uint4 due = load_shared_v4(smem.due_value);
+        const int v_row = static_cast<int>(due.x), v_head = static_cast<int>(due.y), v_end = static_cast<int>(due.z);
+        if (v_row < 0) return;
 //% else
     int v_block = -1, v_head = 0, v_batch = 0;
     auto load_v = [&] {
@@ -19,7 +27,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
         smem.v_pipeline.producer_acquire(v_state);
         smem.v_pipeline.producer_expect(v_state, Storage::ValueTile::kBytes);
 //% if packed
-        smem.value_tile(v_state.stage).load(p.v_map, smem.v_pipeline.full(v_state.stage), row, head, end);
+        smem.value_tile(v_state.stage).load(p.v_map, smem.v_pipeline.full(v_state.stage), v_row, v_head, v_end);
 //% else
         smem.value_tile(v_state.stage).load(p.v_map, smem.v_pipeline.full(v_state.stage), v_block * Traits::kBlockKv, v_head, v_batch);
 //% endif
@@ -47,7 +55,6 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
         const Work work = Work::fetched(p, smem.found_work, head);
 //% if scatters
         const SeenTiles seen = Work::seen(p, smem.found_work, head);
-        int v_row = 0;  // of the K block before
 //% endif
         work.store(smem.found_work);  // until Q is loaded: meanwhile it would take registers
 //% elif not scatters
@@ -106,9 +113,6 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
                 next = next_work_tile<Traits>(p, index);
                 if (next < work_tiles(p)) next_head = Work::fetch(p, next, smem.found_work);
             }
-            if (k_block < last_block) load_v(v_row, head_kv, end_kv);
-            if (following < 0) load_v(k_row, head_kv, end_kv);
-            v_row = k_row;
 //% else
             if (after < 0 && (following >= 0 || k_block == last_block)) next = next_work_tile<Traits>(p, index);
             if (following < 0 && next < p.tiles) work = Work::find(p, next);
@@ -126,13 +130,13 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
             if (k_block == min(lowest_block + 1, last_block)) next = next_work_tile<Traits>(p, index);
 //% endif
 //% endif
-//% if packed and not scatters
-            if (k_block < last_block) load_v(k_row + Traits::kBlockKv, head_kv, end_kv);
-            if (k_block == lowest_block) load_v(k_row, head_kv, end_kv);
-//% elif scatters and not packed
+//% if packed
+            load_v();
+            keep_v(k_row, head_kv, end_kv);
+//% elif scatters
             load_v();
             v_block = k_block, v_head = head_kv, v_batch = batch;
-//% elif not packed
+//% else
             load_v();
             v_block = k_block, v_head = head_kv, v_batch = work.batch;
 //% endif
@@ -142,9 +146,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
         head = next_head;
 //% endif
     }
-//% if not packed
     load_v();  // still due, being one block behind K
-//% endif
     // The end of the work: a slot with end_block == 0, announced by a stage of Q without a Q.
     smem.q_pipeline.producer_acquire(q_state);
     Work{}.store(smem.work_slot(slot.stage));

@@ -231,6 +231,7 @@ struct ForwardStorage {
 //% endif
 //% if packed
     SharedAddress found_work;  // the producer's next work tile, of which nobody else knows yet
+    SharedAddress due_value;   // where the V lies that the producer loads next: its row, head and end
 //% elif cached
     SharedAddress found_work;  // the producer's next work tile, of which nobody else knows yet
     Pipeline<1> landing;       // of V with rows that the producer zeroes before it commits the stage
@@ -254,6 +255,7 @@ struct ForwardStorage {
         work_slots = regions.take(kWorkSlots<Traits> * WorkTileInfo<Traits>::kBytes);
 //% if packed
         found_work = regions.take(WorkTileInfo<Traits>::kBytes);
+        due_value = regions.take(16);
 //% elif cached
         found_work = regions.take(WorkTileInfo<Traits>::kBytes);
         landing.barriers = regions.take(Pipeline<1>::kBytes);
