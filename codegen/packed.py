@@ -123,9 +123,10 @@ def packed_resources(problem: Problem) -> dict[str, BlockResources]:
 
 
 def packed_context(problem: Problem, queries: int, overlap: bool) -> dict[str, object]:
-    """What templates are told. overlap: whether the kernel behind may begin while the one that finds sequences is under way."""
+    """What templates are told. overlap: whether the kernel that finds sequences overlaps with what is before and behind it."""
     lists, clears = f"list_query_tiles<{queries}>", f"clear_unused_rows<{problem.head_dim_v}>"
-    return {"sequences_threads": THREADS, "sequences_list": lists, "sequences_clear": clears, "sequences_overlap": overlap}
+    told: dict[str, object] = {"sequences_threads": THREADS, "sequences_list": lists, "sequences_clear": clears}
+    return {**told, "sequences_overlap": overlap, "sequences_waits": overlap}
 
 
 def packed_group_heads(problem: Problem, workload: Workload, group_bytes: int) -> int:
@@ -139,8 +140,8 @@ def group_values(heads: int) -> dict[str, int | float]:
     return {"l2_group_heads": heads, "l2_group_heads_reciprocal": reciprocal(heads)}
 
 
-def packed_launch(call: Call, queries: int, group_heads: int, device: Device) -> tuple[KernelLaunch, tuple[Buffer, ...]]:
-    """The launch of the kernel, and its memory."""
+def packed_launch(call: Call, queries: int, group_heads: int, device: Device, overlap: bool) -> tuple[KernelLaunch, tuple[Buffer, ...]]:
+    """The launch of the kernel, and its memory. overlap: see `packed_context`."""
     w = call.workload
     row, head, _ = call.views["out"].strides
     clearing = max(1, min(device.sm_count - 1, w.tokens_q // TOKENS_OF_A_BLOCK))
@@ -151,7 +152,7 @@ def packed_launch(call: Call, queries: int, group_heads: int, device: Device) ->
         Buffer("sequence_rows", max(1, w.batch) * 16),
         Buffer("sequence_order", max(1, w.batch) * 4),
     )
-    return KernelLaunch(1 + clearing, values, suffix=SUFFIX), buffers
+    return KernelLaunch(1 + clearing, values, suffix=SUFFIX, overlaps=overlap), buffers
 
 
 def packed_map(dtype: Dtype, width: int, heads: int, strides: tuple[int, int], box: tuple[int, int]) -> TensorMapShape:

@@ -121,6 +121,7 @@ def gradient_context(problem: Problem, queries: int, keys: int, overlap: bool) -
         "sequences_list": f"list_gradient_tiles<{queries}, {keys}, {last_first}>",
         "sequences_clear": f"clear_unused_gradients<{problem.head_dim}, {problem.head_dim_v}>",
         "sequences_overlap": overlap,
+        "sequences_waits": False,  # the kernel behind writes zeros before it waits: nobody may use their memory any more
     }
 
 

@@ -235,7 +235,7 @@ def test_the_list_has_every_tile_once_and_the_longest_sequence_last(lengths: Len
     assert reciprocal == (0 if group <= 1 else -(-(2**64) // group)) or not found
 
 
-_LIST = "u32 tile = lane_index(); tile < of_lane.z; tile += 32"
+_LIST = "u32 tile = lane_index(); tile < of_thread.z; tile += 32"
 FAULTS = [
     fault_of("lengths-of-the-other-side", "of_kv{p.cu_seqlens_kv", "of_kv{p.cu_seqlens_q", "generic"),
     fault_of("lengths-of-the-other-side", "of_q{p.cu_seqlens_q", "of_q{p.cu_seqlens_kv", "sm90"),
@@ -259,8 +259,8 @@ FAULTS = [
     fault_of("ties-share-a-place", "longer_by == 0 && other < sequence", "longer_by == 0 && other < 0", "generic"),
     fault_of(
         "another-batch-entry",
-        "list.store_tile(of_lane.y + tile, {static_cast<int>(of_lane.x)",
-        "list.store_tile(of_lane.y + tile, {static_cast<int>(0)",
+        "list.store_tile(of_thread.y + tile, {static_cast<int>(of_thread.x)",
+        "list.store_tile(of_thread.y + tile, {static_cast<int>(0)",
         "sm90-others",
     ),
     fault_of("claims-begin-at-1", "at[1] = {0, 0, 0, 0};", "at[1] = {1, 0, 0, 0};", "sm90"),

@@ -202,7 +202,7 @@ class AttentionForward(Family):
         for name in TENSORS:
             row, head, _ = call.views[name].strides
             values |= {f"{name}_batch": 0, f"{name}_head": head, f"{name}_row": row}
-        first, buffers = packed.packed_launch(call, config.block_q, l2_heads, device)
+        first, buffers = packed.packed_launch(call, config.block_q, l2_heads, device, overlap=False)
         grid = max(1, packed.most_tiles(w, config.block_q) * w.heads_q)
         tiles = tile_launch(call, TileShape(config.block_q, config.block_kv)) if call.problem.modifiers else NO_TILES
         return Program((first, *tiles.launches, KernelLaunch(grid, values | tiles.values)), (*buffers, *tiles.buffers))

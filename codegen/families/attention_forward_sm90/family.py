@@ -183,7 +183,7 @@ class AttentionForwardSm90(Family):
         values = packed_tile_values(call.problem, call.workload)
         grid = max(1, min(most_work_tiles(config, call.workload), self.blocks_per_sm(call.problem, config) * device.sm_count))
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
-        first, buffers = packed.packed_launch(call, config.queries, int(values["l2_group_heads"]), device)
+        first, buffers = packed.packed_launch(call, config.queries, int(values["l2_group_heads"]), device, overlap=True)
         tiles = self._seen_tiles(config, call)
         launch = KernelLaunch(grid, values | tiles.values, forward_maps(config, call), overlaps=True)
         return Program((first, *tiles.launches, launch), (*buffers, *tiles.buffers))

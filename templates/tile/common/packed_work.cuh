@@ -78,20 +78,21 @@ struct SequenceSort {
     }
 };
 
-// Lists the tiles of a warp's sequences: of each lane's so many, from `begin` on.
+// Lists the tiles of `sequences` sequences, each of another thread, from the first one on: of each so many, from `begin` on. Warps take one
+// after the other, whoever's it is.
 template <class Tiles, int kThreads>
-__device__ __forceinline__ void list_tiles_of_warp(const WorkList& list, const SequencesStorage<kThreads>& smem, u32 sequence,
-                                                   const SequenceRows& rows, u32 begin, u32 tiles) {
+__device__ __forceinline__ void list_tiles_of_threads(const WorkList& list, const SequencesStorage<kThreads>& smem, int sequences,
+                                                      u32 sequence, const SequenceRows& rows, u32 begin, u32 tiles) {
     store_shared_v4(smem.slot(thread_index()), {sequence, begin, tiles, 0});
     store_shared_v4(smem.rows(thread_index()), rows.vector());
-    barrier_warp_sync();
-    for (int lane = 0; lane < 32; ++lane) {  // a sequence after the other, which a warp shares
-        const int thread = thread_index() / 32 * 32 + lane;
-        const uint4 of_lane = load_shared_v4(smem.slot(thread)), its_rows = load_shared_v4(smem.rows(thread));
-        for (u32 tile = lane_index(); tile < of_lane.z; tile += 32)
-            list.store_tile(of_lane.y + tile, {static_cast<int>(of_lane.x), Tiles::first_row(tile, of_lane.z), SequenceRows::of(its_rows)});
+    barrier_sync();
+    for (int thread = warp_index(); thread < sequences; thread += kThreads / 32) {
+        const uint4 of_thread = load_shared_v4(smem.slot(thread)), its_rows = load_shared_v4(smem.rows(thread));
+        for (u32 tile = lane_index(); tile < of_thread.z; tile += 32) {
+            const int first_row = Tiles::first_row(tile, of_thread.z);
+            list.store_tile(of_thread.y + tile, {static_cast<int>(of_thread.x), first_row, SequenceRows::of(its_rows)});
+        }
     }
-    barrier_warp_sync();
 }
 
 // The list of a batch that has a thread for each sequence. What comes before a sequence its thread finds by looking at all of them. Returns
@@ -115,7 +116,7 @@ __device__ __forceinline__ u32 list_few(const Parameters& p, const SequencesStor
         all += its.y;
     }
     barrier_sync();
-    list_tiles_of_warp<Tiles>(list, smem, sequence, own, begin, tiles);
+    list_tiles_of_threads<Tiles>(list, smem, p.batch, sequence, own, begin, tiles);
     return all;
 }
 
@@ -142,8 +143,9 @@ __device__ __forceinline__ u32 list_many(const Parameters& p, const SequencesSto
         const u32 tiles = index < p.batch ? Tiles::count(found) : 0;
         u32 all;
         const u32 begin = listed + smem.scan.template inclusive<Sum>(tiles, all) - tiles;
-        list_tiles_of_warp<Tiles>(list, smem, sequence, found, begin, tiles);
+        list_tiles_of_threads<Tiles>(list, smem, min(kThreads, p.batch - first), sequence, found, begin, tiles);
         listed += all;
+        barrier_sync();  // nobody reads the slots any more
     }
     return listed;
 }
