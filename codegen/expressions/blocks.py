@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from math import gcd
 from typing import NamedTuple
 
-from .tree import Expression, nodes_of
+from .tree import Expression, loads_of, nodes_of
 
 AXES = ("query", "key")
 _LEAVES = ("input", "number", "constant")
@@ -47,6 +47,12 @@ def _divides(node: Expression, axis: str) -> bool:
 def in_blocks(tree: Expression) -> bool:
     """Whether it asks for blocks of queries or keys."""
     return any(node.operation == "floor_div" and any(_divides(node, axis) for axis in AXES) for node in nodes_of(tree))
+
+
+def loads_in_blocks(tree: Expression) -> bool:
+    """Whether all that it loads is the same in whole blocks of queries and keys."""
+    blocks = [blocks_of(tree, axis) for axis in AXES]
+    return not any(of_axis[load].fine for load in loads_of(tree) for of_axis in blocks)
 
 
 def divisors_of_positions(trees: Iterable[Expression]) -> list[str]:

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from flashgen.codegen.attention import float32
 from flashgen.codegen.errors import ArgumentError, shown
-from flashgen.codegen.expressions.blocks import in_blocks
+from flashgen.codegen.expressions.blocks import in_blocks, loads_in_blocks
 from flashgen.codegen.expressions.distances import is_of_distance, lines_of
 from flashgen.codegen.expressions.functions import TracedFunctions, functions_of
 from flashgen.codegen.expressions.recognition import added_term
@@ -105,6 +105,7 @@ class TracedModifier(Modifier):
         self.reads_scores = score is not None and bool(loads_of(score))
         self.scattered_by = None if mask is None else tuple(axis for name, axis in _AXES.items() if name in dependences(mask)[mask])
         self.in_blocks = mask is not None and in_blocks(mask)
+        self.loads_in_blocks = mask is None or loads_in_blocks(mask)
         self.widest_tile = 64 if self.reads_scores else 2**31  # by experiment: wider ones spill where two tensors are read for each score
         self.added = None if score is None else added_term(score)
         self.bends_scores = score is not None and self.added is None

@@ -13,6 +13,7 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop
 
 import flashgen
 from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.families.attention_backward_persistent_sm90.config import AttentionBackwardPersistentSm90Config
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, RowMax, Scheduler
 from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.problem import Mask
@@ -48,6 +49,7 @@ EVEN, WIDE = named(in_blocks(64, 64)), named(in_blocks(32, 128))
 ODD = named(in_blocks(30, 50))
 MIXED = named(lambda b, h, q, k: (BLOCKS[b, h, q // 64, k // 32] > 0) & (BLOCKS[b, h, q % 7, k % 5] > TABLE[h, q // 48] * 2))
 EXACT = AttentionForwardSm90Config(1, 64, 2, 1, 1, RowMax.EXACT, ping_pong=False, scheduler=Scheduler.DYNAMIC)
+STAGES = AttentionBackwardPersistentSm90Config(64, stages=3)
 KERNELS = {
     "generic": NamedKernel("attention_forward", 64, Mask.FULL, False, (EVEN,)),
     "generic-odd": NamedKernel("attention_forward", 40, Mask.CAUSAL, False, (ODD,)),
@@ -63,6 +65,10 @@ KERNELS = {
     "backward-sm90-wide": NamedKernel("attention_backward_sm90", 128, Mask.FULL, False, (WIDE,)),
     "backward-sm90-odd": NamedKernel("attention_backward_sm90", 64, Mask.CAUSAL, False, (ODD,)),
     "backward-sm90-mixed": NamedKernel("attention_backward_sm90", 64, Mask.FULL, False, (MIXED,)),
+    "backward-persistent": NamedKernel("attention_backward_persistent_sm90", 64, Mask.FULL, False, (EVEN,)),
+    "backward-persistent-wide": NamedKernel("attention_backward_persistent_sm90", 128, Mask.FULL, False, (WIDE,)),
+    "backward-persistent-odd": NamedKernel("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, (ODD,)),
+    "backward-persistent-stages": NamedKernel("attention_backward_persistent_sm90", 64, Mask.FULL, False, (EVEN,), STAGES),
 }
 LENGTHS = ((150, 300), (300, 170), (70, 70))
 

@@ -52,6 +52,8 @@ KERNELS = {
     ),
     "backward-int64": NamedKernel("attention_backward", 64, Mask.FULL, False, INT64),
     "backward-sm90-int64": NamedKernel("attention_backward_sm90", 128, Mask.CAUSAL, False, INT64),
+    "backward-persistent": NamedKernel("attention_backward_persistent_sm90", 64, Mask.CAUSAL, False, ALONE),
+    "backward-persistent-others": NamedKernel("attention_backward_persistent_sm90", 128, Mask.FULL, False, (*TOGETHER, "sinks")),
     "backward-sm90-dropout": NamedKernel("attention_backward_sm90", 64, Mask.CAUSAL, False, ("chunk", "document_ids", "dropout")),
 }
 LENGTHS = ((150, 300), (300, 170), (420, 420), (70, 70))

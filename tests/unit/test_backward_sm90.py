@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from dataclasses import replace
 
 import pytest
 
@@ -27,6 +28,10 @@ DEVICE = device_of_target(TARGET)
 WORKLOAD = Workload(batch=2, heads_q=6, heads_kv=3, len_q=100, len_kv=300)
 
 
+MASK_MOD = "traced(mask: eq(t0:int32[batch, query], t0:int32[batch, key]))"
+SCORE_MOD = "traced(score: add(score, mul(t0:bf16[head, add(query, neg(key))], n0:float32)))"
+
+
 def problem(width: int, width_v: int | None = None, mask: Mask = Mask.FULL) -> Problem:
     return Problem(Dtype.BF16, width, width if width_v is None else width_v, mask, "backward")
 
@@ -39,6 +44,9 @@ def problem(width: int, width_v: int | None = None, mask: Mask = Mask.FULL) -> P
         (NARROW, problem(192, 192), "sm_90a", "dK, dV and the accumulators of 32 queries need 228 registers a thread, 208 are available"),
         (NARROW, problem(60), "sm_90a", "head_dim must be a multiple of 8 from 8 to 256; got 60"),
         (WIDE, problem(128), "sm_90a", "head_dim or head_dim_v must be above 128; got 128 and 128"),
+        (PERSISTENT, replace(problem(64), modifiers=("alibi", "document_ids")), "sm_90a", "document_ids and mask_mods must be of dense"),
+        (PERSISTENT, replace(problem(64), modifiers=(SCORE_MOD,)), "sm_90a", "score_mod must be None in blocks that are persistent"),
+        (PERSISTENT, replace(problem(64), modifiers=(MASK_MOD,)), "sm_90a", "mask_mods must be alone, and load what is the same in"),
         (PAIR, problem(192), "sm_90a", "head_dim must be above 192, for each warpgroup of a pair to have columns of dQ; got 192"),
         (PAIR, problem(256, 64), "sm_90a", "head_dim_v must be at least 72, for each warpgroup to have columns; got 64"),
         (WIDE, problem(256, 64), "sm_90a", "head_dim_v must be at least 72, for each warpgroup to have columns; got 64"),
@@ -73,6 +81,17 @@ def test_illegal_configs(width: int, config: AttentionBackwardSm90Config, says: 
     assert any(reason.startswith(says) for reason in NARROW.check(problem(width), config, TARGET)), NARROW.check(
         problem(width), config, TARGET
     )
+
+
+def test_masks_of_few_tiles_leave_memory_to_the_rounding_of_dq() -> None:
+    documents = replace(problem(64), modifiers=("document_ids",))
+    three = AttentionBackwardPersistentSm90Config(128, stages=3, sum_stages=2)
+    assert PERSISTENT.adapted(problem(64), three) is three
+    assert PERSISTENT.adapted(documents, three) == AttentionBackwardPersistentSm90Config(128, stages=2, sum_stages=8)
+    wide = replace(documents, head_dim=128, head_dim_v=128)
+    found = PERSISTENT.adapted(wide, AttentionBackwardPersistentSm90Config(80, stages=2, sum_stages=4))
+    assert found == AttentionBackwardPersistentSm90Config(64, stages=2, sum_stages=8)
+    assert not PERSISTENT.check(wide, found, find_target("sm_90a"))
 
 
 @pytest.mark.parametrize("family", [NARROW, PERSISTENT])

@@ -70,7 +70,9 @@ def modified_specs() -> list[KernelSpec]:
         every = tuple(name for name in family.modifiers if name not in ("bias_fp32", "document_ids_int64"))
         mapped = tuple(name for name in ("document_ids", "softcap") if name in family.modifiers)  # backward, not all go together with them
         hiding = tuple(name for name in ("document_ids", "prefix_len", "window") if name in family.modifiers)
-        for kind in dict.fromkeys(kind for kind in (*((name,) for name in family.modifiers), mapped, hiding, without, every) if kind):
+        ranges = tuple(name for name in without if modifiers()[name].scattered_by is None)  # persistent, the others not beside scores
+        alone = ((name,) for name in family.modifiers)
+        for kind in dict.fromkeys(kind for kind in (*alone, mapped, hiding, ranges, without, every) if kind):
             modified = dataclasses.replace(problem, modifiers=kind)
             if not family.refusals(modified, target):
                 found.append(KernelSpec(family, modified, family.default(modified, target), target))

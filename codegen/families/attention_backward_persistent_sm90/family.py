@@ -22,12 +22,14 @@ from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, pane
 from flashgen.codegen.families.attention_backward_sm90.parameters import main_parameters
 from flashgen.codegen.families.attention_backward_sm90.registers import accumulators, widest_with_tensors
 from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifiers_of, reads_scores, with_modifiers
+from flashgen.codegen.modifiers.traced import TracedModifier
 from flashgen.codegen.operands import Call
 from flashgen.codegen.packed import packed_resources
 from flashgen.codegen.packed_gradients import gradient_block, gradient_sequences
 from flashgen.codegen.parameters import Parameter
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import BlockResources, Buffer, BufferKind, KernelText, Waits
+from flashgen.codegen.seen_tiles import scatters, tile_kernels, tile_resources
 from flashgen.codegen.target import Target
 from flashgen.codegen.tensor_gradients import gradient_kernels, gradient_resources
 from flashgen.codegen.workload import Workload
@@ -52,7 +54,10 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
     revision = 6
     preference = 4
     persistent = True
-    modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "prefix_len", "sinks", "softcap", "window")
+    modifiers = (
+        *("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "document_ids", "document_ids_int64", "prefix_len", "sinks", "softcap"),
+        *("traced", "window"),
+    )
     template = "kernels/attention_backward_persistent_sm90.cu.j2"
     config_type: ClassVar[type[Config]] = AttentionBackwardPersistentSm90Config
     row_parameters = AttentionBackwardSm90.row_parameters.with_fields(PROGRESS, Parameter("int", "progress_counters"))
@@ -73,6 +78,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
             reasons.append(f"head_dim and head_dim_v must be at most {NARROW}; got {widest}")
         if problem.deterministic:
             reasons.append("deterministic must be false: blocks add to dQ in any order")
+        reasons += _mask_reasons(problem)
         fewest = AttentionBackwardPersistentSm90Config(PACKED_QUERIES)
         if not reasons and problem.is_packed and (needed := accumulators(problem, fewest)) > MOST_ACCUMULATORS:
             has = f"need {needed} registers a thread with packed sequences and these modifiers, {MOST_ACCUMULATORS} are available"
@@ -90,11 +96,17 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         if config.block_q < (least := self._fewest_queries(problem)):
             reasons.append(f"block_q must be at least {least}, for dK and dV to go out by way of dS; got {config.block_q}")
         if _lacks_registers(problem, config):
-            reasons.append(f"block_q must be lower with packed sequences, whose rows take registers of other warps; got {config.block_q}")
+            taking = "masks that hide keys of no range, which take" if scatters(problem) else "packed sequences, whose rows take"
+            reasons.append(f"block_q must be lower with {taking} registers of other warps; got {config.block_q}")
         return super().check(problem, config, target) + reasons
 
     def adapted(self, problem: Problem, config: Any) -> Any:
-        """See Family. Packed sequences leave no room for the widest tiles."""
+        """See Family. Packed sequences, and masks that hide keys of no range, leave no room for the widest tiles.
+
+        Such masks leave few products for each tile of dQ, so that its rounding needs the memory of a third stage.
+        """
+        if scatters(problem) and config.stages > 2:
+            config = replace(config, stages=2, sum_stages=MOST_SUM_STAGES)
         if _lacks_registers(problem, config):
             return replace(config, block_q=PACKED_QUERIES, sum_stages=MOST_SUM_STAGES)
         return config
@@ -114,6 +126,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         """See Family. In the order of their launches."""
         return (
             *gradient_sequences(problem),
+            *tile_kernels(problem),
             KernelText(with_modifiers(gradient_block(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
             KernelText(main_parameters(gradient_block(self.parameters, problem, main=True), problem)),
             *gradient_kernels(problem),
@@ -122,7 +135,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
     def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
         """See Family."""
         own = {"_preprocess": BlockResources(ROW_THREADS, 0), "": BlockResources(THREADS, self.shared_bytes(problem, config))}
-        return {**packed_resources(problem), **own, **gradient_resources(problem)}
+        return {**tile_resources(problem), **packed_resources(problem), **own, **gradient_resources(problem)}
 
     def waits(self, problem: Problem) -> Waits:
         """See AttentionBackwardSm90. For the sums of heads, before they round dQ."""
@@ -155,7 +168,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         its own, and those of all heads do not fit into the L2. But blocks have about as many tiles, so that they stay at the same head.
         """
         context = super().context(problem, config, target)
-        context["walk"] = "HeadWalk" if any(one.hides_keys for one in modifiers_of(problem)) else "TileWalk"
+        context["walk"] = "HeadWalk" if scatters(problem) or any(one.hides_keys for one in modifiers_of(problem)) else "TileWalk"
         if accumulators(problem, config) <= MOST_ACCUMULATORS:
             context["producer_registers"], context["consumer_registers"] = REGISTERS
         return context
@@ -167,8 +180,23 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
             yield from [config for config in configs if not self.check(problem, config, target)][:1]
 
 
+def _mask_reasons(problem: Problem) -> list[str]:
+    """Why masks that hide keys of no range, or traced functions, cannot be taken: registers do for masks of dense sequences alone."""
+    changes = maps_scores(problem) or adds_to_scores(problem) or reads_scores(problem)
+    if scatters(problem) and (changes or problem.is_packed):
+        return ["document_ids and mask_mods must be of dense sequences, without what changes scores, in blocks that are persistent"]
+    traced = [one for one in modifiers_of(problem) if isinstance(one, TracedModifier)]
+    if traced and not scatters(problem):
+        return ["score_mod must be None in blocks that are persistent; got one"]
+    if traced and (len(problem.modifiers) > 1 or not traced[0].loads_in_blocks):
+        return ["mask_mods must be alone, and load what is the same in whole blocks, in blocks that are persistent: else these spill"]
+    return []
+
+
 def _lacks_registers(problem: Problem, config: Any) -> bool:
-    """Whether tiles are too wide for packed sequences, by experiment: rows of these take registers, too."""
+    """Whether tiles are too wide, by experiment, where other warps need registers: for rows of packed sequences, or to find tiles."""
+    if scatters(problem):
+        return accumulators(problem, config) > MOST_ACCUMULATORS
     changes, reads = maps_scores(problem) and adds_to_scores(problem), reads_scores(problem)
     widest = PACKED_QUERIES_CHANGED if changes or reads else config.block_q
     widest = PACKED_QUERIES if reads and max(problem.head_dim, problem.head_dim_v) > WIDEST_CHANGED else widest

@@ -112,7 +112,7 @@ class AttentionBackwardSm90(Family):
         rows = (BLOCK_KV + config.stages * config.block_q) * of_row + D_SCORES_STAGES * config.block_q * panels(BLOCK_KV)
         rows += bool(problem.modifiers and fetches(problem)) * config.block_q * BLOCK_KV // PANEL
         of_stages = config.stages * (row_bytes(config.block_q) + SEMAPHORE_BYTES * problem.deterministic)
-        words = seen_tiles.word_bytes(problem, config.stages, 2) if problem.modifiers else 0
+        words = padded(seen_tiles.word_bytes(problem, config.stages, 2)) if problem.modifiers else 0
         return int(rows * PANEL * problem.dtype.bytes + of_stages + words)
 
     def postprocess_bytes(self, problem: Problem, config: Any) -> int:

@@ -26,7 +26,7 @@ struct BackwardInputs {
         row_lse = regions.take(kStages * Lse::kBytes);
         row_delta = regions.take(kStages * kDeltaBytes);
 //% if scatters
-        walk_words = regions.take(kStages * kWalkBytes);
+        walk_words = regions.take((kStages * kWalkBytes + 15) / 16 * 16);  // what follows may be read 16 bytes at a time
 //% endif
         query_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
         d_out_pipeline.barriers = regions.take(Pipeline<kStages>::kBytes);
@@ -131,7 +131,7 @@ struct BackwardInputs {
             state.advance();
             first = false;
         }
-//% if hides or packed
+//% if hides or packed or scatters
         if (first) wait_keys();  // no query sees these keys
 //% else
         if (first) wait_keys();  // no query sees these keys: never so in a persistent block (WorkClaims)

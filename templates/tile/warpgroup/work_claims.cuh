@@ -14,7 +14,7 @@ struct WorkClaims {
 
     // Barriers. full: the work tile is stored. empty: producer and consumers have read it, and its loads are issued. done: consumers have
     // read its K and V, and have added its dQ; the scheduler arrives, too, so that `done` does not complete again before it has looked.
-//% if hides or packed
+//% if hides or packed or scatters
     // The producer need not: it has looked once it arrives at `empty`, and only then the scheduler arrives at `done`. Consumers may be
     // done before, as they do not wait for K and V of a work tile without query tiles.
 //% else
@@ -57,7 +57,7 @@ struct WorkClaims {
                 sums_complete(last);
             }
             if (work.first_key < 0) return;
-//% if hides or packed
+//% if hides or packed or scatters
             last = work;
             wait(empty(), parity);
             mbarrier_arrive(done());
@@ -82,18 +82,26 @@ struct WorkClaims {
         const SequenceRows rows = SequenceRows::of(load_shared_v4(memory + 48));
         const int first_tile = static_cast<int>(load_shared(memory + 20));
         KeyWork work{static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), rows, first_tile, {static_cast<int>(v.w)}};
+        work.tiles.end = static_cast<int>(load_shared(memory + 16));
+//% elif scatters
+        const KeyWork work{static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w), {}};
 //% else
         KeyWork work{static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), {static_cast<int>(v.w)}};
-//% endif
         work.tiles.end = static_cast<int>(load_shared(memory + 16));
+//% endif
         return work;
     }
 
   private:
     __device__ __forceinline__ void store(const KeyWork& work) const {
+//% if scatters
+        store_shared_v4(memory, {static_cast<u32>(work.first_key), static_cast<u32>(work.head_kv), static_cast<u32>(work.batch),
+                                 static_cast<u32>(work.key_tile)});
+//% else
         store_shared_v4(memory, {static_cast<u32>(work.first_key), static_cast<u32>(work.head_kv), static_cast<u32>(work.batch),
                                  static_cast<u32>(work.tiles.begin)});
         store_shared(memory + 16, static_cast<u32>(work.tiles.end));
+//% endif
 //% if packed
         store_shared(memory + 20, static_cast<u32>(work.first_tile));
         store_shared_v4(memory + 48, work.rows.vector());
