@@ -228,7 +228,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
 def _files(spec: KernelSpec) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Names of atoms and tile operations: `Family.files`, and atoms of modifiers."""
     atoms, tiles = spec.family.files(spec.problem)
-    added = ("bits",) * scatters(spec.problem) + _FETCHING * (spec.family.fetches_scores and fetches(spec.problem))
+    added = ("bits", "popc") * scatters(spec.problem) + _FETCHING * (spec.family.fetches_scores and fetches(spec.problem))
     return (*atoms, *(name for name in added if name not in atoms)), tiles
 
 

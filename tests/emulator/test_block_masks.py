@@ -17,14 +17,13 @@ from flashgen.codegen.families.attention_backward_persistent_sm90.config import 
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, RowMax, Scheduler
 from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.problem import Mask
-from flashgen.codegen.render import Atoms
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
 from flashgen.launch import block_masks
 from flashgen.launch.tensors import Tensors
 from flashgen.traced.modifier import modifier_in_call
 from tests.support.fault import Fault
-from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, judged, planned_cases, planned_faults
+from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, judged, planned_cases, planned_faults, why_caught
 from tests.support.plan import few_of
 from tests.support.runs import emulated_text
 
@@ -92,6 +91,7 @@ def test_queries_see_keys_of_blocks(kernel: str, lengths: tuple[int, int]) -> No
 _FIRST = "if (j % kAlike == 0) {"
 _PARTS = "? column : row, kRowsAreKeys ? row : column);\n                    }"
 _BIT = "(j - first) * 4 + e & 1"
+_ORDERED = "        griddepcontrol_wait();  // for the order of key tiles\n"
 FAULTS = [
     fault_of("partial-taken-for-full", "parts.part0 & ", "parts.part0 | ", "sm90"),
     fault_of("partial-taken-for-full", "parts.part0 & ", "parts.part0 | ", "backward-sm90"),
@@ -100,6 +100,10 @@ FAULTS = [
     fault_of("only-the-first-columns-block", _FIRST, "if (j == 0) {", "backward-sm90-wide"),
     fault_of("score-of-the-neighbour", _BIT, "(j - first) * 4 + (e ^ 1) & 1", "backward"),
     fault_of("score-of-the-neighbour", _BIT, "(j - first) * 4 + (e ^ 2) & 1", "sm90-odd"),
+    fault_of("key-tiles-of-one-rank", "counts[other] == own && other < row", "false", "backward-persistent"),
+    fault_of("key-tiles-of-one-rank", "counts[other] == own && other < row", "false", "backward-sm90"),
+    fault_of("key-tile-lost-on-the-way", "static_cast<u32>(work.key_tile)", "0u", "backward-persistent"),
+    fault_of("order-before-it-is-there", _ORDERED, "", "backward-persistent"),
     fault_of("hidden-taken-for-seen", "some |= own, all &= own;", "some |= own;", "sm90"),
 ]
 
@@ -107,7 +111,8 @@ FAULTS = [
 @pytest.mark.parametrize(("kernel", "planted"), planned_faults(FAULTS, KERNELS))
 def test_a_fault_of_blocks_shows(kernel: str, planted: Fault) -> None:
     spec = KERNELS[kernel].spec()
-    assert not judged(spec, planted.apply(emulated_text(spec), Atoms.EMULATED), drawn(spec, (300, 300))).ok
+    tensors = drawn(spec, (300, 300))
+    assert why_caught(KERNELS[kernel], planted, lambda text: judged(spec, text, tensors))
 
 
 B, H, S = 2, 2, 330

@@ -21,6 +21,7 @@ from flashgen.codegen.families.attention_backward_sm90.family import (
 from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, panels
 from flashgen.codegen.families.attention_backward_sm90.parameters import main_parameters
 from flashgen.codegen.families.attention_backward_sm90.registers import accumulators, widest_with_tensors
+from flashgen.codegen.key_order import with_key_order
 from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifiers_of, reads_scores, with_modifiers
 from flashgen.codegen.modifiers.traced import TracedModifier
 from flashgen.codegen.operands import Call
@@ -124,10 +125,11 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
 
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         """See Family. In the order of their launches."""
+        rows = gradient_block(self.row_parameters, problem)
         return (
             *gradient_sequences(problem),
             *tile_kernels(problem),
-            KernelText(with_modifiers(gradient_block(self.row_parameters, problem), problem), "_preprocess", "RowParameters"),
+            KernelText(with_modifiers(with_key_order(rows, problem), problem), "_preprocess", "RowParameters"),
             KernelText(main_parameters(gradient_block(self.parameters, problem, main=True), problem)),
             *gradient_kernels(problem),
         )

@@ -12,6 +12,7 @@ from flashgen.codegen.attention import ELEMENTS, gradient_traffic, padded, probl
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
+from flashgen.codegen.key_order import order_buffers, order_values, with_key_order
 from flashgen.codegen.modifier import maps_scores, modifier_refusals, modifier_values, reads_scores, widest_tile, with_modifiers
 from flashgen.codegen.modifiers import TAKEN_BY_MOST
 from flashgen.codegen.operands import Call
@@ -74,8 +75,8 @@ class AttentionBackwardSm90(Family):
         *("common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain", "common/softmax_rows"),
         *("common/lse", "common/row_statistics", "warp/exact_rows"),
         *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "warp/score_gradients", "warpgroup/transposed_operand"),
-        *("warpgroup/query_gradient", "warpgroup/backward_beside", "common/key_work", "warpgroup/backward_inputs"),
-        *("warpgroup/store_columns", "warpgroup/narrow_consumer"),
+        *("warpgroup/query_gradient", "warpgroup/backward_beside", "common/key_order", "common/key_work"),
+        *("warpgroup/backward_inputs", "warpgroup/store_columns", "warpgroup/narrow_consumer"),
     )
 
     def refusals(self, problem: Problem, target: Target) -> list[str]:
@@ -125,7 +126,7 @@ class AttentionBackwardSm90(Family):
         return (
             *packed_gradients.gradient_sequences(problem),
             *seen_tiles.tile_kernels(problem),
-            KernelText(with_modifiers(with_semaphores(rows, problem), problem), "_preprocess", "RowParameters"),
+            KernelText(with_modifiers(with_key_order(with_semaphores(rows, problem), problem), problem), "_preprocess", "RowParameters"),
             KernelText(main_parameters(packed_gradients.gradient_block(self.parameters, problem, main=True, sums=False), problem)),
             KernelText(sums, "_postprocess", "SumParameters"),
             *gradient_kernels(problem),
@@ -155,7 +156,7 @@ class AttentionBackwardSm90(Family):
         known |= modifier_values(call) | (batch_values(call) if problem.modifiers else {})
         known |= self.schedule_values(config, call, w, device)
         seen = seen_tiles.tile_launch(call, seen_tiles.TileShape(config.block_q, self.block_kv, rows_are_keys=True))
-        known |= seen.values
+        known |= seen.values | order_values(problem, seen, w)
         maps, grids = tensor_maps(config.block_q, self.block_kv, call), self.grids(config, w, device)
         launches = [
             KernelLaunch(
@@ -170,7 +171,7 @@ class AttentionBackwardSm90(Family):
             if kernel.suffix in grids
         ]
         first, lists = packed_gradients.sequence_launches(call, config.block_q, self.block_kv, l2_heads, device)
-        buffers = (*self.buffers(config, call, w), *gradient_buffers(call), *seen.buffers, *lists)
+        buffers = (*self.buffers(config, call, w), *gradient_buffers(call), *seen.buffers, *order_buffers(problem, seen), *lists)
         return Program((*first, *seen.launches, *launches, *gradient_launches(call, buffers)), buffers)
 
     def tiles_of_head(self, config: Any, w: Workload) -> tuple[int, int]:

@@ -43,14 +43,18 @@ struct KeyWork {
 //% else
         const WorkTile work = find_work_tile(index, TileScheduler::of(p, p.key_tiles), p.heads_kv, p.heads_kv_reciprocal);
 //% endif
-        const int first_key = (kLastFirst ? work.tile : p.key_tiles - 1 - work.tile) * kBlockKv;
 //% if scatters
-        return {first_key, work.head, work.batch, first_key / kBlockKv, {}};  // its tiles are found one by one
-//% elif opens
+        int key_tile = work.tile;
+        if constexpr (!kLastFirst) key_tile = ordered_key_tile(p, work.batch, work.head, p.key_tiles - 1 - work.tile);
+        return {key_tile * kBlockKv, work.head, work.batch, key_tile, {}};  // its tiles are found one by one
+//% else
+        const int first_key = (kLastFirst ? work.tile : p.key_tiles - 1 - work.tile) * kBlockKv;
+//% if opens
         const Chain own = of_batch(chain, work.batch);
         return {first_key, work.head, work.batch, own.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
 //% else
         return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
+//% endif
 //% endif
     }
 //% endif

@@ -34,6 +34,9 @@ struct WorkClaims {
     template <class Parameters, class Find, class SumsComplete>
     __device__ __forceinline__ void schedule(const Parameters& p, const Find& find, const SumsComplete& sums_complete) const {
         KeyWork last = {-1};
+//% if scatters
+        griddepcontrol_wait();  // for the order of key tiles
+//% endif
 //% if packed
         griddepcontrol_wait();  // for the list
         const int work_tiles = WorkList::of(p).tiles * p.heads_kv;
