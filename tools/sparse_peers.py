@@ -1,4 +1,4 @@
-"""Attention whose masks leave few tiles, side by side: flashgen and FlexAttention with both of its backends, by turns.
+"""Attention whose masks leave few tiles, side by side: flashgen and FlexAttention with both of its backends, in random order.
 
     python -m tools.sparse_peers
     python -m tools.sparse_peers --head-dim 128 --pass forward --kinds blocks
@@ -19,6 +19,7 @@ the kernel of that alone, which is also a share of the time that flashgen's forw
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import sys
 from collections.abc import Callable, Sequence
@@ -173,7 +174,7 @@ def measured(
         runs[DENSE] = call(operation, partial(flashgen.attention, layout="bhsd"), given)
     times: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(ROUNDS):
-        for name, run in runs.items():
+        for name, run in random.sample([*runs.items()], len(runs)):  # behind a call that takes much power the clock is lower
             times[name].append(milliseconds(run, CALLS))
     if DENSE in runs:
         times[TILES] = [milliseconds_of_kernels(runs[OURS], lambda name: name.endswith("_tiles"))]
