@@ -83,15 +83,14 @@ def test_illegal_configs(width: int, config: AttentionBackwardSm90Config, says: 
     )
 
 
-def test_masks_of_few_tiles_leave_memory_to_the_rounding_of_dq() -> None:
-    documents = replace(problem(64), modifiers=("document_ids",))
-    three = AttentionBackwardPersistentSm90Config(128, stages=3, sum_stages=2)
-    assert PERSISTENT.adapted(problem(64), three) is three
-    assert PERSISTENT.adapted(documents, three) == AttentionBackwardPersistentSm90Config(128, stages=2, sum_stages=8)
-    wide = replace(documents, head_dim=128, head_dim_v=128)
-    found = PERSISTENT.adapted(wide, AttentionBackwardPersistentSm90Config(80, stages=2, sum_stages=4))
+def test_masks_of_no_range_leave_no_registers_for_the_widest_tiles() -> None:
+    documents = replace(problem(128), modifiers=("document_ids",))
+    widest = AttentionBackwardPersistentSm90Config(80, stages=2, sum_stages=4)
+    assert PERSISTENT.adapted(problem(128), widest) is widest
+    found = PERSISTENT.adapted(documents, widest)
     assert found == AttentionBackwardPersistentSm90Config(64, stages=2, sum_stages=8)
-    assert not PERSISTENT.check(wide, found, find_target("sm_90a"))
+    assert PERSISTENT.check(documents, widest, find_target("sm_90a"))
+    assert not PERSISTENT.check(documents, found, find_target("sm_90a"))
 
 
 @pytest.mark.parametrize("family", [NARROW, PERSISTENT])

@@ -102,12 +102,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         return super().check(problem, config, target) + reasons
 
     def adapted(self, problem: Problem, config: Any) -> Any:
-        """See Family. Packed sequences, and masks that hide keys of no range, leave no room for the widest tiles.
-
-        Such masks leave few products for each tile of dQ, so that its rounding needs the memory of a third stage.
-        """
-        if scatters(problem) and config.stages > 2:
-            config = replace(config, stages=2, sum_stages=MOST_SUM_STAGES)
+        """See Family. Packed sequences, and masks that hide keys of no range, leave no room for the widest tiles."""
         if _lacks_registers(problem, config):
             return replace(config, block_q=PACKED_QUERIES, sum_stages=MOST_SUM_STAGES)
         return config
