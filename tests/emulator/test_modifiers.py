@@ -352,7 +352,7 @@ FAULTS = [
     fault("cubic-left-out", "fmaf(v, v, outer)", "fmaf(inner, inner, outer)", "softcap-sm90", "far-below"),
     fault("small-taken-for-all", "fmaf(S[j][e], S[j][e], minus_reach2)", "fmaf(S[j][e], S[j][e], 64.0f * minus_reach2)", "softcap-sm90"),
     fault("guess-not-checked", "total >= least && total < most", "true", "softcap-sm90", "rising"),
-    fault("later-blocks-not-mapped", "if (updates) small", "if (masked) small", "softcap-sm90", "late"),
+    fault("later-blocks-not-mapped", "small = map_unless", "small = !masked || map_unless", "softcap-sm90", "late"),
     fault("large-by-polynomial", "(bits & 0x40000000) != 0", "false", "softcap", "above"),
     fault("no-derivative", "(dp[i][j][e] - delta[e % 2]) * score_derivative(s[i][j][e], chain)", "dp[i][j][e] - delta[e % 2]", _CAPPED),
     fault("no-derivative", "score = p[e] * score_derivative(score, chain)", "score = p[e]", "backward-softcap-sm90"),

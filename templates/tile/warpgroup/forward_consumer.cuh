@@ -202,14 +202,18 @@ struct ForwardConsumer {
         bool updates = softmax.updates(new_tile || needs_row_max);
         while (!softmax.exp2_and_sum(P_made, S[0], updates, small, chain)) {}
 //% else
-        bool updates = softmax.updates(masked), small = true;
+        float partial[2][2];
+        softmax.needs_rescale = false;
 #pragma unroll 1
-        do {  // a loop, so that the code of the exponentials is there once
-            if (updates) small = map_unless_small(S[0], chain);  // once: a block that is not guessed about is not computed again
-            int first_key = k_block * kBlockKv;
-            launder(first_key);  // else columns would be found before the loop, and kept
-            if (masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), first_key, chain);
-        } while (!softmax.exp2_and_sum(P_made, S[0], updates, small, chain));
+        for (bool guessed = !softmax.updates(masked), small = guessed;;) {  // most blocks do its first line, and jump over the rest
+            if (small) { if (softmax.exponentiate_small(P_made, partial, S[0], guessed, chain)) break; else softmax.stop_guessing(); }
+            guessed = false, small = map_unless_small(S[0], chain);  // once: a block that is not guessed about is not computed again
+            int first_key = k_block * kBlockKv;  // laundered: else columns would be found before the loop, and kept
+            if (launder(first_key); masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), first_key, chain);
+            softmax.update_row_max_if_any(S[0], small, chain);
+            if (!small) { softmax.template exponentiate<false>(P_made, partial, S[0], chain); break; }
+        }
+        softmax.add_to_sums(partial);
 //% endif
 //% elif linear
         softmax.exp2_and_sum(P_made, S[0], new_tile || needs_row_max, BlockTerms{terms, *this, k_block});

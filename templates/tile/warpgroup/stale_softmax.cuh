@@ -221,42 +221,45 @@ struct OnlineSoftmax {
 
     // P = exp2(S * scale_log2 - row_max) of a K block, rounded to Element, as the operand of P V: two neighbouring column tiles of the
 //% if folds
-    // accumulator layout make one operand. Adds P to the row sums.
 //% if scatters
+    // accumulator layout make one operand. Adds P to the row sums.
     // `updates`: whether the block updates the row max; `small`: whether all of its scores are, else they are mapped. If the row max has
     // become too low, `updates` becomes true, row sums and row max stay, and the result is false.
-//% else
-    // `small`: whether all scores are, else they are mapped; unless `updates`, this is a guess. If it is wrong, `updates` becomes true, row
-    // sums stay, and the result is false.
-//% endif
     template <int kKeyTiles, class Chain>
     __device__ __forceinline__ bool exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool& updates, bool small,
                                                  const Chain& chain) {
         needs_rescale = false;
-//% if scatters
         if (updates) update_row_max(S, small, chain);
-//% else
-        if (!small && !updates_every_block) stop_guessing();
-        if (updates_every_block) update_row_max(S, small, chain);
-//% endif
-        float partial[2][2] = {};
+        float partial[2][2];
         if (small) exponentiate<true>(P, partial, S, chain);
         else exponentiate<false>(P, partial, S, chain);
 #pragma unroll
         for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
-//% if scatters
         const bool fits = partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
         if (kStaleRowMax && !updates && vote_sync_any(!fits)) {
             updates = updates_every_block = true;
             return false;
         }
 //% else
+    // accumulator layout make one operand. Sums of P go to `partial`, and from there by add_to_sums to the row sums.
+    // Of scores that are small, or are guessed to be. The result: whether they are.
+    template <int kKeyTiles, class Chain>
+    __device__ __forceinline__ bool exponentiate_small(u32 (&P)[kKeyTiles / 2][4], float (&partial)[2][2], const float (&S)[kKeyTiles][4],
+                                                       bool guessed, const Chain& chain) const {
+        exponentiate<true>(P, partial, S, chain);
         const SmallSums sums = small_sums(2 * kKeyTiles, chain);
-        if (kStaleRowMax && !updates && vote_sync_any(!(sums.has(partial[0][0]) && sums.has(partial[1][0])))) {
-            stop_guessing();
-            updates = true;
-            return false;
-        }
+        const bool right = sums.has(partial[0][0] + partial[0][1]) && sums.has(partial[1][0] + partial[1][1]);
+        return !kStaleRowMax || !vote_sync_any(guessed && !right);
+    }
+    // Of a block that was looked at: if all rows were guessed to have small scores, and these are not, they have a row max from now on.
+    template <int kKeyTiles, class Chain>
+    __device__ __forceinline__ void update_row_max_if_any(float (&S)[kKeyTiles][4], bool small, const Chain& chain) {
+        if (!small && !updates_every_block) stop_guessing();
+        if (updates_every_block) update_row_max(S, small, chain);
+    }
+    __device__ __forceinline__ void add_to_sums(float (&partial)[2][2]) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
 //% endif
 //% else
     // accumulator layout make one operand. Adds P to the row sums. `new_rows`: for some rows this may be their first block.
@@ -329,7 +332,7 @@ struct OnlineSoftmax {
             row_sum[h] = before + partial[h][0];
             compensation[h] += partial[h][0] - (row_sum[h] - before);
         }
-//% if folds
+//% if folds and scatters
         return true;
 //% endif
     }
@@ -339,6 +342,7 @@ struct OnlineSoftmax {
     template <bool kSmall, int kKeyTiles, class Chain>
     __device__ __forceinline__ void exponentiate(u32 (&P)[kKeyTiles / 2][4], float (&partial)[2][2], const float (&S)[kKeyTiles][4],
                                                  const Chain& chain) const {
+        partial[0][0] = partial[0][1] = partial[1][0] = partial[1][1] = 0.0f;
 #pragma unroll
         for (int j = 0; j < kKeyTiles; ++j)
 #pragma unroll
