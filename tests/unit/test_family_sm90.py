@@ -158,6 +158,17 @@ def test_registers_needed(warpgroups: int, block_kv: int, head_dim_v: int, neede
 
 
 @pytest.mark.parametrize(
+    ("modifiers", "more"),
+    [(("softcap",), 0), (("softcap", "window"), 0), (("document_ids", "softcap"), 32), (("boolean_mask", "softcap"), 48)],
+)
+def test_registers_of_a_softcap(modifiers: tuple[str, ...], more: int) -> None:
+    """Two consumers need no more than without it, however many keys a block has, unless scores are mapped before the exponential."""
+    chosen = config(warpgroups=2, block_kv=160)
+    plain, problem = Problem(Dtype.BF16, 64), Problem(Dtype.BF16, 64, modifiers=modifiers)
+    assert registers_needed(problem, chosen) == registers_needed(plain, chosen) + more
+
+
+@pytest.mark.parametrize(
     ("changes", "available"),
     [({"warpgroups": 1, "block_kv": 144}, 255), ({"block_kv": 144}, 232), ({"warpgroups": 3, "block_kv": 80}, 160)],
 )

@@ -16,7 +16,8 @@ from .config import AttentionForwardSm90Config
 BESIDE = (48, 40, 32)
 OF_MAP = (0, 0, 16)  # more, by consumers, where a modifier maps scores: its constants, and what a large score takes
 OF_WIDE_MAP = 16  # still more, at head dims of v beyond 192
-WIDEST = (128, 128, 80)  # K blocks, by consumers, whose map needs no more than that
+# K blocks, by consumers, whose map needs no more than that, if it is no part of the exponential but comes before it, from S to S.
+WIDEST = (128, 128, 80)
 WIDEST_SUM = 144  # the same where a modifier adds to scores
 OF_LINEAR = (0, 0, 16)  # more, by consumers, where that is linear in the key
 OF_FETCHED, OF_CLAIMED_FETCHED = 8, 24  # more, where elements of scores are fetched, and work tiles claimed
@@ -33,9 +34,9 @@ def registers_needed(problem: Problem, config: AttentionForwardSm90Config) -> in
         if fetches(problem):
             beside += (OF_CLAIMED_FETCHED if config.dynamic else OF_FETCHED) + BESIDE_FETCHED * (len(problem.modifiers) > 1)
     if maps_scores(problem):
-        beside += (
-            OF_MAP[config.warpgroups - 1] + OF_WIDE_MAP * (problem.head_dim_v > 192) + max(0, block_kv - WIDEST[config.warpgroups - 1])
-        )
+        beside += OF_MAP[config.warpgroups - 1] + OF_WIDE_MAP * (problem.head_dim_v > 192)
+        if adds_to_scores(problem) or scatters(problem):
+            beside += max(0, block_kv - WIDEST[config.warpgroups - 1])
     return block_kv + padded(problem.head_dim_v) // 2 + beside
 
 
