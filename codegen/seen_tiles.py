@@ -118,11 +118,11 @@ def tile_launch(call: Call, shape: TileShape) -> TileLaunch:
     query_tiles, key_tiles = -(-w.len_q // shape.queries), -(-w.len_kv // shape.keys)
     rows, columns = (key_tiles, query_tiles) if shape.rows_are_keys else (query_tiles, key_tiles)
     rows = max(1, rows)  # a launch without keys writes zeros, for one tile of them
-    axes, words = _axes(problem), -(-columns // WORD_TILES)
+    axes, words = _axes(problem), max(1, -(-columns // WORD_TILES))
     batches, heads = w.batch if Axis.BATCH in axes else 1, w.heads_q if Axis.HEADS_Q in axes else 1
     values: dict[str, int | float] = {"seen_rows": rows, "seen_heads": heads, "seen_words": words, "len_q": w.len_q, "len_kv": w.len_kv}
     values |= modifier_values(call._replace(problem=hiding(problem)))
-    launch = KernelLaunch(batches * heads * rows, values, suffix=SUFFIX)
+    launch = KernelLaunch(batches * heads * rows * words, values, suffix=SUFFIX)
     steps: dict[str, int | float] = {
         "seen_batch": heads * rows if batches > 1 else 0,
         "seen_head": rows if heads > 1 else 0,

@@ -31,12 +31,12 @@ struct SeenRow {
 
 //% else
 struct SeenRow {
-    int row, head, batch;
+    int row, head, batch, word;  // word: of the row, which the block writes
 
     template <class Parameters>
     __device__ __forceinline__ static SeenRow of_block(const Parameters& p) {
-        const int of_heads = block_index() / p.seen_rows, batch = of_heads / p.seen_heads;
-        return {block_index() - of_heads * p.seen_rows, of_heads - batch * p.seen_heads, batch};
+        const int rows = block_index() / p.seen_words, of_heads = rows / p.seen_rows, batch = of_heads / p.seen_heads;
+        return {rows - of_heads * p.seen_rows, of_heads - batch * p.seen_heads, batch, block_index() - rows * p.seen_words};
     }
 };
 
@@ -107,11 +107,15 @@ __device__ __forceinline__ SeenInTile look_at(const Link& link, const TileBounds
     bool some = false, all = true;
 #pragma unroll 1
     for (int query = tile.first_query; query < tile.end_query; ++query) {
-        for (int key = tile.first_key + lane_index(); key < tile.end_key; key += 32) {
-            const bool visible = link.visible(query, key);
-            some |= visible, all &= visible;
+#pragma unroll 1
+        for (int first = tile.first_key; first < tile.end_key; first += 32) {
+            const int key = first + lane_index();
+            if (key < tile.end_key) {
+                const bool visible = link.visible(query, key);
+                some |= visible, all &= visible;
+            }
+            if (vote_sync_any(some) && vote_sync_any(!all)) return {true, false};
         }
-        if (vote_sync_any(some) && vote_sync_any(!all)) break;
     }
     return {vote_sync_any(some), !vote_sync_any(!all)};
 }
@@ -127,8 +131,13 @@ __device__ __forceinline__ SeenInTile seen_in_tile(const ScoreChain<Links...>& c
     return seen;
 }
 
+//% if packed
 // Writes the words of a row: a warp looks at a tile. kInRange: tiles count as seen that the chain has in its ranges, as additions to dQ
 // that have an order count on all of them (semaphore.cuh).
+//% else
+// Writes a word of a row: a warp looks at a tile. kInRange: tiles count as seen that the chain has in its ranges, as additions to dQ that
+// have an order count on all of them (semaphore.cuh).
+//% endif
 template <int kThreads, int kQueries, int kKeys, bool kRowsAreKeys, bool kInRange, class Parameters, class Chain>
 __device__ __forceinline__ void find_seen_tiles(const Parameters& p, const SeenRow& own, const Chain& chain) {
     SharedRegions regions;
@@ -160,8 +169,8 @@ __device__ __forceinline__ void find_seen_tiles(const Parameters& p, const SeenR
 #pragma unroll 1
     for (int word = 0; word < words; ++word) {
 //% else
-#pragma unroll 1
-    for (int word = 0; word < p.seen_words; ++word) {
+    {
+        const int word = own.word;
 //% endif
 #pragma unroll 1
         for (int i = warp; i < 32; i += kThreads / 32) {
@@ -188,6 +197,8 @@ __device__ __forceinline__ void find_seen_tiles(const Parameters& p, const SeenR
             u32* to = p.seen_tiles + (row * p.seen_words + word) * 2;
             if (lane < 2) to[lane] = lane == 0 ? seen : hidden;
         }
+//% if packed
         barrier_sync();  // nobody reads the flags any more
+//% endif
     }
 }
