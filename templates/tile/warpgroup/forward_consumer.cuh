@@ -185,8 +185,8 @@ struct ForwardConsumer {
 //% endif
 //% endif
 //% if scatters
-        const bool cut = own_blocks.needs_mask(k_block), needs_row_max = seen.needs_row_max(cut || seen.hides);
-        mask_scores(S, position(), cut, seen.hides, chain);
+        const bool needs_row_max = !softmax.rows_begun;  // were a row to need one later, sums of P would tell
+        mask_scores(S, position(), own_blocks.needs_mask(k_block), seen.hides, chain);
         if (seen.is_last) release_q();
 //% else
         const bool masked = own_blocks.needs_mask(k_block);

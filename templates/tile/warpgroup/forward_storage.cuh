@@ -159,7 +159,7 @@ struct WorkTileInfo {
 // A consumer's way over the K blocks of a work tile that are seen, from the last to the first. Which block comes next the producer finds,
 // and tells it in a word beside the block.
 struct SeenBlocks {
-    bool is_last, hides, was_masked = false;  // of the work tile; whether something of it is hidden; whether the one before was masked
+    bool is_last, hides;  // of the work tile; whether something of it is hidden
 
     __device__ __forceinline__ static u32 word(int block, bool is_last, bool hides) { return block * 4 + hides * 2 + is_last; }
     // Returns the block.
@@ -168,12 +168,6 @@ struct SeenBlocks {
         barrier_warp_sync();  // before a lane releases the block, for the others too
         is_last = found & 1, hides = found & 2;
         return found / 4;
-    }
-    // Whether a row may see its first key in the block, given whether that is masked: else it is behind one that was.
-    __device__ __forceinline__ bool needs_row_max(bool masked) {
-        const bool needs = masked || was_masked;
-        was_masked = masked;
-        return needs;
     }
 };
 

@@ -37,6 +37,9 @@ struct OnlineSoftmax {
     bool needs_rescale;  // the last block updated a row max, or may have: the warp is huge; the same in the whole warp
     bool updates_every_block;  // each later K block of this work tile updates the row max
     bool huge;  // some block's maximum was huge in a row of the warp: from then on each block is treated as if it had a huge row
+//% if scatters
+    bool rows_begun;  // each row of the warp has had a key, when the row max was last updated
+//% endif
     float scale_log2, ln2_hi;
 
     __device__ __forceinline__ OnlineSoftmax(float scale_log2, float ln2_hi)
@@ -57,6 +60,9 @@ struct OnlineSoftmax {
         huge = false;
 //% else
         updates_every_block = huge = false;
+//% endif
+//% if scatters
+        rows_begun = false;
 //% endif
     }
 
@@ -188,6 +194,9 @@ struct OnlineSoftmax {
                 row_max[h] = next;
             }
         }
+//% if scatters
+        rows_begun = !vote_sync_any(row_max[0] == kInitialRowMax || row_max[1] == kInitialRowMax);
+//% endif
     }
 //% endif
     template <int kKeyTiles>
