@@ -150,6 +150,19 @@ FLAG = """
         out[0] = *given;
     }
 """
+CLAIMS = """
+    u32 *claims = p.out + 1, *drawn = p.out + 3;
+    if (block_index() == 0 && thread_index() == 0) {
+        *claims = 0;
+        st_release_gpu(drawn, 1);
+    }
+    while (ld_acquire_gpu(drawn) == 0xDEADBEEFu) {
+    }
+    atom_add_acq_rel_gpu(drawn, atom_inc_relaxed_gpu(claims, 49));
+    while (ld_acquire_gpu(drawn) != 1 + 2 * (49 * 50 / 2) + 27 * 28 / 2) {
+    }
+    out[0] = ld_acquire_gpu(claims);
+"""
 MEETING = """
     u32 *count = p.out + 1, *sum = p.out + 3;
     atom_add_acq_rel_gpu(sum, atom_add_acq_rel_gpu(count, 1) - 0xDEADBEEFu);
@@ -288,6 +301,7 @@ PROBES = [
     ),
     *(Probe(f"flag-of-block-{n}", FLAG.replace("SETTER", str(n)), lambda: halves(128), 2, blocks=2, resident=2) for n in (0, 1)),
     Probe("meeting-of-blocks", MEETING, lambda: halves(1), 2, blocks=2, resident=2),
+    Probe("claims-of-blocks", CLAIMS, lambda: halves(1), 2, blocks=2, resident=2),
     *hopper_probes.PROBES,
     *hopper_backward_probes.PROBES,
     *cluster_probes.PROBES,

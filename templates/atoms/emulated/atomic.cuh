@@ -20,6 +20,15 @@ inline void st_release_gpu(u32* address, u32 value) {
     emulator::current->scheduler.stir();
 }
 
+inline u32 atom_inc_relaxed_gpu(u32* address, u32 last) {
+    emulator::require_word(address);
+    u32 before = __atomic_load_n(address, __ATOMIC_RELAXED);
+    while (!__atomic_compare_exchange_n(address, &before, before >= last ? 0 : before + 1, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+    emulator::current->scheduler.stir();
+    return before;
+}
+
 inline u32 atom_add_acq_rel_gpu(u32* address, u32 value) {
     emulator::require_word(address);
     const u32 before = __atomic_fetch_add(address, value, __ATOMIC_ACQ_REL);

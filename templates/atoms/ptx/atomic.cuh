@@ -12,6 +12,16 @@ __device__ __forceinline__ void st_release_gpu(u32* address, u32 value) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(address)), "r"(value) : "memory");
 }
 
+// Adds 1, or makes it 0 if it is `last` or more, and orders nothing else: nobody waits for earlier writes. The word as it was before.
+__device__ __forceinline__ u32 atom_inc_relaxed_gpu(u32* address, u32 last) {
+    u32 before;
+    asm volatile("atom.inc.relaxed.gpu.global.u32 %0, [%1], %2;"
+                 : "=r"(before)
+                 : "l"(__cvta_generic_to_global(address)), "r"(last)
+                 : "memory");
+    return before;
+}
+
 // Adds, both an acquire and a release. The word as it was before.
 __device__ __forceinline__ u32 atom_add_acq_rel_gpu(u32* address, u32 value) {
     u32 before;

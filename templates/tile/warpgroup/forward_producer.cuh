@@ -33,6 +33,19 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
 //% endif
         v_state.advance();
     };
+//% if scatters and not packed
+    // Q of the next work tile is loaded when that is found, a K block early, where it has a stage.
+    constexpr bool kEarlyQuery = Traits::kQueryStages > 1;
+    auto load_q = [&](const Work& work) {
+        smem.q_pipeline.producer_acquire(q_state);
+        work.store(smem.work_slot(slot.stage));  // those who wait for Q see it, by the arrival of producer_expect
+        slot.advance();
+        smem.q_pipeline.producer_expect(q_state, Storage::QueryTile::kBytes);
+        const SharedAddress q_full = smem.q_pipeline.full(q_state.stage);
+        smem.query_tile(q_state.stage).load(p.q_map, q_full, work.coordinate1(), work.coordinate2(), work.batch);
+        q_state.advance();
+    };
+//% endif
     prefetch_tensormap(p.q_map);
     prefetch_tensormap(p.k_map);
     prefetch_tensormap(p.v_map);
@@ -90,6 +103,9 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
             smem.key_tile(k_state.stage).load(p.k_map, k_full, k_block * Traits::kBlockKv, head_kv, work.batch);
 //% endif
             k_state.advance();
+//% if scatters and not packed
+            if (k_block == last_block && (!kEarlyQuery || index == block_index())) load_q(work);
+//% else
             if (k_block == last_block) {
                 smem.q_pipeline.producer_acquire(q_state);
 //% if packed
@@ -106,6 +122,7 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
 //% endif
                 q_state.advance();
             }
+//% endif
 //% if scatters
             // The next work tile is claimed with the last block but one, and found with the last: both take their time.
 //% if packed
@@ -115,7 +132,10 @@ __device__ __forceinline__ void produce(const Parameters& p, const ForwardStorag
             }
 //% else
             if (after < 0 && (following >= 0 || k_block == last_block)) next = next_work_tile<Traits>(p, index);
-            if (following < 0 && next < p.tiles) work = Work::find(p, next);
+            if (following < 0 && next < p.tiles) {
+                work = Work::find(p, next);
+                if (kEarlyQuery) load_q(work);
+            }
 //% endif
 //% else
             // The claim's latency stalls this thread, while consumers work on the stages that are full. The claim is made with the last K

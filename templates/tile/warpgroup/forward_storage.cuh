@@ -183,6 +183,9 @@ __device__ __forceinline__ int work_tiles(const Parameters& p) { return WorkList
 // gets tile launched_blocks + n, and the last launched_blocks claims find none. Whoever makes claim `tiles` - 1 resets the counter.
 template <class Traits, class Parameters>
 __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
+//% if scatters and not packed
+    return static_cast<int>(atom_inc_relaxed_gpu(p.tile_counter, p.tiles - 1)) + p.launched_blocks;
+//% else
     if (!Traits::kDynamic) return index + p.launched_blocks;
     // A claim publishes nothing else, so relaxed order would do, but atoms/ptx has no relaxed addition.
 //% if packed
@@ -192,6 +195,7 @@ __device__ __forceinline__ int next_work_tile(const Parameters& p, int index) {
     if (earlier_claims == p.tiles - 1) st_release_gpu(p.tile_counter, 0);  // the next launch begins at 0
 //% endif
     return earlier_claims + p.launched_blocks;
+//% endif
 }
 
 // Slots for WorkTileInfo. When a consumer releases Q of work tile t, these are in use: the slots of the kQueryStages tiles after t, whose Q
