@@ -241,7 +241,8 @@ def _with_modifiers(tiles: Sequence[str], modifiers: Sequence[Modifier], collect
         after = files.index(_CHAIN) + 1
         needed = dict.fromkeys(name for modifier in with_links for name in (*modifier.tiles, *(modifier.sum_tiles if collects else ())))
         links, opening = ([one.tile_file for one in with_links if one.opens is opens] for opens in (False, True))
-        scattered = ["common/seen_tiles", "common/tile_looks"] if any(one.scattered_by is not None for one in with_links) else []
+        of_tiles = [f"common/{name}" for name in ("seen_tiles", "tile_looks", "tile_order")]
+        scattered = of_tiles if any(one.scattered_by is not None for one in with_links) else []
         bent = ["common/bent_scores"] if any(one.bends_scores for one in with_links) else []
         files[after:] = ["common/score_changes", *bent, *scattered, *needed, *links, "common/modified_chain", *opening, *files[after:]]
     return files

@@ -16,13 +16,16 @@ from .parameters import Parameter, ParameterBlock
 from .problem import Problem
 from .program import BlockResources, Buffer, KernelLaunch, KernelText
 
-SUFFIX = "_tiles"
+SUFFIX, ORDER_SUFFIX = "_tiles", "_order"
 THREADS = 512
+FEWEST_ORDERED, MOST_ORDERED = 16, 4096  # rows of a head whose tiles are handed out longest first; the most are 16 KB of shared memory
 FLAG_BYTES = 32 * 4  # of shared memory: a flag for each tile of a word
 WORD_BYTES, WORD_TILES = 8, 32  # TileWord
 _WORDS = Parameter("u32*", "seen_tiles")
 _OF_MAIN = (_WORDS, *(Parameter("int", name) for name in ("seen_batch", "seen_head", "seen_words")))
 _OF_TILES = ParameterBlock((_WORDS, *(Parameter("int", name) for name in ("seen_rows", "seen_heads", "seen_words", "len_q", "len_kv"))))
+_ORDER = Parameter("u32*", "tile_order")
+_OF_ORDER = ParameterBlock((_WORDS, _ORDER, *(Parameter("int", name) for name in ("seen_rows", "seen_words"))))
 _OF_LISTED_TILES = ParameterBlock((_WORDS, LIST, *(Parameter("int", name) for name in ("seen_rows", "seen_words"))))
 
 
@@ -70,31 +73,41 @@ def _axes(problem: Problem) -> frozenset[Axis]:
     return frozenset(found | {Axis.BATCH} if opens_keys(problem) else found)
 
 
-def tile_kernels(problem: Problem) -> tuple[KernelText, ...]:
-    """The kernel, before all others, if there is one."""
+def tile_kernels(problem: Problem, orders: bool = False) -> tuple[KernelText, ...]:
+    """The kernel, before all others, if there is one.
+
+    orders: and another one, by which rows with most tiles come first; not of packed sequences
+    """
+    if not scatters(problem):
+        return ()
     block = _OF_LISTED_TILES if problem.is_packed else _OF_TILES
-    return (KernelText(with_modifiers(block, hiding(problem)), SUFFIX, "TilesParameters"),) if scatters(problem) else ()
+    found = KernelText(with_modifiers(block, hiding(problem)), SUFFIX, "TilesParameters")
+    return (found, KernelText(_OF_ORDER, ORDER_SUFFIX, "OrderParameters")) if orders and not problem.is_packed else (found,)
 
 
-def tile_resources(problem: Problem) -> dict[str, BlockResources]:
-    """What its blocks take."""
-    return {SUFFIX: BlockResources(THREADS, FLAG_BYTES)} if scatters(problem) else {}
+def tile_resources(problem: Problem, orders: bool = False) -> dict[str, BlockResources]:
+    """What their blocks take."""
+    if not scatters(problem):
+        return {}
+    others = {ORDER_SUFFIX: BlockResources(THREADS, MOST_ORDERED * 4)} if orders and not problem.is_packed else {}
+    return {SUFFIX: BlockResources(THREADS, FLAG_BYTES), **others}
 
 
-def with_seen_tiles(block: ParameterBlock, problem: Problem) -> ParameterBlock:
+def with_seen_tiles(block: ParameterBlock, problem: Problem, orders: bool = False) -> ParameterBlock:
     """The parameters of a kernel that visits the tiles that are seen."""
-    return _with_words(block) if scatters(problem) else block
+    return _with_words(block, orders and not problem.is_packed) if scatters(problem) else block
 
 
 @cache
-def _with_words(block: ParameterBlock) -> ParameterBlock:
-    return block.with_fields(*_OF_MAIN)
+def _with_words(block: ParameterBlock, orders: bool) -> ParameterBlock:
+    return block.with_fields(*_OF_MAIN, *((_ORDER,) if orders else ()))
 
 
 def tile_context(problem: Problem, shape: TileShape) -> dict[str, object]:
     """What templates are told: template arguments of `find_seen_tiles`, and threads of a block."""
     flags = ("true" if flag else "false" for flag in (shape.rows_are_keys, problem.deterministic))
-    return {"seen_tile": f"{shape.queries}, {shape.keys}, {', '.join(flags)}", "tiles_threads": THREADS}
+    found = {"seen_tile": f"{shape.queries}, {shape.keys}, {', '.join(flags)}", "tiles_threads": THREADS}
+    return {**found, "most_ordered": MOST_ORDERED}
 
 
 class TileLaunch(NamedTuple):
@@ -108,8 +121,8 @@ class TileLaunch(NamedTuple):
 NO_TILES = TileLaunch()
 
 
-def tile_launch(call: Call, shape: TileShape) -> TileLaunch:
-    """See TileLaunch."""
+def tile_launch(call: Call, shape: TileShape, orders: bool = False) -> TileLaunch:
+    """See TileLaunch. orders: whether the kernels are those that `tile_kernels` has then."""
     problem, w = call.problem, call.workload
     if not scatters(problem):
         return NO_TILES
@@ -128,7 +141,12 @@ def tile_launch(call: Call, shape: TileShape) -> TileLaunch:
         "seen_head": rows if heads > 1 else 0,
         "seen_words": words,
     }
-    return TileLaunch((launch,), (Buffer(_WORDS.name, batches * heads * rows * words * WORD_BYTES),), steps)
+    found = TileLaunch((launch,), (Buffer(_WORDS.name, batches * heads * rows * words * WORD_BYTES),), steps)
+    if not orders or not FEWEST_ORDERED <= rows <= MOST_ORDERED:
+        return found
+    sizes: dict[str, int | float] = {"seen_rows": rows, "seen_words": words}
+    ordering = KernelLaunch(batches * heads, sizes, suffix=ORDER_SUFFIX)
+    return TileLaunch((launch, ordering), (*found.buffers, Buffer(_ORDER.name, batches * heads * rows * 4)), steps)
 
 
 def _listed_tile_launch(call: Call, shape: TileShape) -> TileLaunch:

@@ -12,20 +12,22 @@ import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, noop_mask
 
 import flashgen
+from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.families.attention_backward_persistent_sm90.config import AttentionBackwardPersistentSm90Config
 from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, RowMax, Scheduler
 from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.problem import Mask
+from flashgen.codegen.program import KernelLaunch, Program
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
-from flashgen.launch import block_masks
+from flashgen.launch import block_masks, cpu
 from flashgen.launch.tensors import Tensors
 from flashgen.traced.modifier import modifier_in_call
 from tests.support.fault import Fault
 from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, judged, planned_cases, planned_faults, why_caught
 from tests.support.plan import few_of
-from tests.support.runs import emulated_text
+from tests.support.runs import emulated_kernel, emulated_text
 
 Mod = Callable[..., Any]
 BLOCKS = torch.zeros(2, 2, 9, 9, dtype=torch.uint8)
@@ -105,14 +107,38 @@ FAULTS = [
     fault_of("key-tile-lost-on-the-way", "static_cast<u32>(work.key_tile)", "0u", "backward-persistent"),
     fault_of("order-before-it-is-there", _ORDERED, "", "backward-persistent"),
     fault_of("hidden-taken-for-seen", "some |= own, all &= own;", "some |= own;", "sm90"),
+    fault_of("a-row-left-out", "by_length[shorter] = row;", "by_length[shorter] = max(row, 1);", "sm90-wide"),
 ]
 
 
 @pytest.mark.parametrize(("kernel", "planted"), planned_faults(FAULTS, KERNELS))
 def test_a_fault_of_blocks_shows(kernel: str, planted: Fault) -> None:
     spec = KERNELS[kernel].spec()
-    tensors = drawn(spec, (300, 300))
+    lengths = (1030, 300) if "by_length[" in planted.find else (300, 300)
+    tensors = drawn(spec, lengths)
     assert why_caught(KERNELS[kernel], planted, lambda text: judged(spec, text, tensors))
+
+
+def test_rows_of_many_tiles_are_handed_out_longest_first() -> None:
+    spec = KERNELS["sm90-wide"].spec()
+    tensors = drawn(spec, (1030, 300))
+    assert [launch.suffix for launch in spec.family.program(spec.config, tensors.call(), device_of_target(spec.target)).launches] == [
+        "_tiles",
+        "_order",
+        "",
+    ]
+    assert judged(spec, emulated_text(spec), tensors).ok
+
+
+def test_the_longest_row_is_last() -> None:
+    spec, (heads, rows, words) = KERNELS["sm90-wide"].spec(), (3, 700, 2)
+    seen = torch.randint(0, 2**31, (heads, rows, words, 2), dtype=torch.int32, generator=torch.Generator().manual_seed(1))
+    order = torch.full((heads, rows), -1, dtype=torch.int32)
+    launch = KernelLaunch(heads, {"seen_rows": rows, "seen_words": words}, suffix="_order")
+    given = {"seen_tiles": cpu.view_of("seen_tiles", seen), "tile_order": cpu.view_of("tile_order", order, writable=True)}
+    emulated_kernel(spec, emulated_text(spec)).launch(Program((launch,)), given)
+    counts = [[sum(int(word).bit_count() for word in row) for row in head] for head in seen[..., 0].tolist()]
+    assert order.tolist() == [sorted(range(rows), key=lambda row: (head[row], row)) for head in counts]  # at once
 
 
 B, H, S = 2, 2, 330

@@ -146,14 +146,14 @@ class AttentionForwardSm90(Family):
 
     def kernels(self, problem: Problem, config: AttentionForwardSm90Config) -> tuple[KernelText, ...]:
         """See Family."""
-        in_turn = reads_scores(problem) and not problem.is_packed
-        block = seen_tiles.with_seen_tiles(self.parameters.with_fields(*OF_BATCHES) if in_turn else self.parameters, problem)
+        block = self.parameters.with_fields(*OF_BATCHES) if reads_scores(problem) and not problem.is_packed else self.parameters
+        block = seen_tiles.with_seen_tiles(block, problem, orders=True)
         block = with_modifiers(page_block(packed.packed_block(block, problem), problem), problem)
-        return (*packed.packed_kernels(problem), *seen_tiles.tile_kernels(problem), KernelText(block))
+        return (*packed.packed_kernels(problem), *seen_tiles.tile_kernels(problem, orders=True), KernelText(block))
 
     def resources(self, problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""
-        others = {**seen_tiles.tile_resources(problem), **packed.packed_resources(problem)}
+        others = {**seen_tiles.tile_resources(problem, orders=True), **packed.packed_resources(problem)}
         return {**others, "": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
 
     def threads(self, config: AttentionForwardSm90Config) -> int:
@@ -192,7 +192,7 @@ class AttentionForwardSm90(Family):
         """What finds the tiles that masks by a function leave, if there are such."""
         if not call.problem.modifiers:
             return seen_tiles.NO_TILES
-        return seen_tiles.tile_launch(call, seen_tiles.TileShape(config.queries, config.block_kv))
+        return seen_tiles.tile_launch(call, seen_tiles.TileShape(config.queries, config.block_kv), orders=True)
 
     def not_dominated(self, config: AttentionForwardSm90Config, workload: Workload) -> bool:
         """See Family. Packing more heads is for fewer tiles, by a tenth at least: their work is the same, and copies become smaller."""

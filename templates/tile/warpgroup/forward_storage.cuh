@@ -62,6 +62,11 @@ struct WorkTileInfo {
 //% endif
 //% if cached
         WorkTileInfo info{work.tile * Traits::kQueries, work.head * kPackGqa, work.batch, 0, TiledSpan::of(p, work.batch)};
+//% elif scatters
+        // Of the tiles of a head the last one is handed out first: the one with most K blocks, where tiles are in order of that.
+        const i64 row = static_cast<i64>(work.batch) * p.seen_batch + work.head * p.seen_head + work.tile;
+        const int tile = p.tile_order == nullptr ? work.tile : static_cast<int>(p.tile_order[row]);
+        WorkTileInfo info{tile * Traits::kQueries, work.head * kPackGqa, work.batch, 0};
 //% else
         WorkTileInfo info{work.tile * Traits::kQueries, work.head * kPackGqa, work.batch, 0};
 //% endif
