@@ -47,12 +47,14 @@ class BufferKind(enum.Enum):
     """Where a buffer's memory comes from, and what is in it when the first launch begins.
 
     CALL: memory of the call's own, with anything in it; CALL_ZEROED: the same, zeroed; STREAM_COUNTER: one u32 or more of the stream, each
-    0, and left 0 by the program, so that nobody has to clear them. A program has one such buffer at most
+    0, and left 0 by the program, so that nobody has to clear them. A program has one such buffer at most; KEPT: what launches with
+    `finds` write, and others only read, which may be kept for other calls: in place of these launches
     """
 
     CALL = "call"
     CALL_ZEROED = "call_zeroed"
     STREAM_COUNTER = "stream_counter"
+    KEPT = "kept"
 
 
 class Waits(enum.Enum):
@@ -90,6 +92,7 @@ class KernelLaunch(NamedTuple):  # no dataclass, as each call of a new length ma
     overlaps: whether blocks may begin while what comes before in the stream is under way, the launch before or, if this is the first one,
         whatever others have put there: each of them waits for its end, by `griddepcontrol_wait`, before it reads or writes memory that
         others do, and before it ends (CUDA programming guide, "Programmatic Dependent Launch and Synchronization")
+    finds: whether what it writes, buffers that are KEPT, follows from its numbers and from modifiers' tensors alone
     """
 
     grid: int
@@ -98,6 +101,7 @@ class KernelLaunch(NamedTuple):  # no dataclass, as each call of a new length ma
     suffix: str = ""
     waits: Waits = Waits.NOBODY
     overlaps: bool = False
+    finds: bool = False
 
 
 @dataclass(frozen=True)

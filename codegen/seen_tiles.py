@@ -14,7 +14,7 @@ from .operands import Axis, Call
 from .packed import LIST, most_key_tiles, most_tiles
 from .parameters import Parameter, ParameterBlock
 from .problem import Problem
-from .program import BlockResources, Buffer, KernelLaunch, KernelText
+from .program import BlockResources, Buffer, BufferKind, KernelLaunch, KernelText
 
 SUFFIX, ORDER_SUFFIX = "_tiles", "_order"
 THREADS = 512
@@ -135,18 +135,25 @@ def tile_launch(call: Call, shape: TileShape, orders: bool = False) -> TileLaunc
     batches, heads = w.batch if Axis.BATCH in axes else 1, w.heads_q if Axis.HEADS_Q in axes else 1
     values: dict[str, int | float] = {"seen_rows": rows, "seen_heads": heads, "seen_words": words, "len_q": w.len_q, "len_kv": w.len_kv}
     values |= modifier_values(call._replace(problem=hiding(problem)))
-    launch = KernelLaunch(batches * heads * rows * words, values, suffix=SUFFIX)
+    kind = BufferKind.KEPT if _may_be_kept(problem) else BufferKind.CALL
+    launch = KernelLaunch(batches * heads * rows * words, values, suffix=SUFFIX, finds=kind is BufferKind.KEPT)
     steps: dict[str, int | float] = {
         "seen_batch": heads * rows if batches > 1 else 0,
         "seen_head": rows if heads > 1 else 0,
         "seen_words": words,
     }
-    found = TileLaunch((launch,), (Buffer(_WORDS.name, batches * heads * rows * words * WORD_BYTES),), steps)
+    found = TileLaunch((launch,), (Buffer(_WORDS.name, batches * heads * rows * words * WORD_BYTES, kind),), steps)
     if not orders or not FEWEST_ORDERED <= rows <= MOST_ORDERED:
         return found
     sizes: dict[str, int | float] = {"seen_rows": rows, "seen_words": words}
-    ordering = KernelLaunch(batches * heads, sizes, suffix=ORDER_SUFFIX)
-    return TileLaunch((launch, ordering), (*found.buffers, Buffer(_ORDER.name, batches * heads * rows * 4)), steps)
+    ordering = KernelLaunch(batches * heads, sizes, suffix=ORDER_SUFFIX, finds=launch.finds)
+    return TileLaunch((launch, ordering), (*found.buffers, Buffer(_ORDER.name, batches * heads * rows * 4, kind)), steps)
+
+
+@cache
+def _may_be_kept(problem: Problem) -> bool:
+    """Whether all tensors by which tiles are found are of one modifier: then a block mask, if it is one, knows of all of them."""
+    return sum(bool(modifier.tensors) for modifier in modifiers_of(hiding(problem))) == 1
 
 
 def _listed_tile_launch(call: Call, shape: TileShape) -> TileLaunch:

@@ -224,7 +224,8 @@ class _Memory:
     """A program's buffer: what is in it when the first launch begins is as on a GPU, or, where that may be anything, all ones: NaN."""
 
     def __init__(self, buffer: Buffer) -> None:
-        self._bytes = ctypes.create_string_buffer((b"\xff" if buffer.kind is BufferKind.CALL else b"\0") * buffer.bytes, buffer.bytes)
+        anything = buffer.kind in (BufferKind.CALL, BufferKind.KEPT)
+        self._bytes = ctypes.create_string_buffer((b"\xff" if anything else b"\0") * buffer.bytes, buffer.bytes)
         self.tensor = MemoryView(buffer.name, ctypes.addressof(self._bytes), 1, (buffer.bytes,), (1,), writable=True)
 
     def words(self) -> int:

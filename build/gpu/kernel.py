@@ -135,6 +135,8 @@ class Launch:
     names: whose addresses a launch is given, in this order: the operation's operands and the program's buffers
     numbers: `Kernel.numbers` of the program
     enqueue: given such numbers, of this program or of one that differs from it in these alone, a stream and those addresses, enqueues it
+    enqueue_others: the same without the launches that find what is kept
+    finding: indices of these launches
     """
 
     def __init__(self, kernel: Kernel, program: Program) -> None:
@@ -145,7 +147,11 @@ class Launch:
         self.memories = tuple([kernel.parameter_memory(launch.suffix, names, launch.overlaps) for launch in program.launches])
         first = self.memories[0]
         alone = len(self.memories) == 1 and first.place_all is not None and not first.map_fields
-        self.enqueue: Callable[..., None] = _one(kernel, first) if alone else _each(kernel, self.memories)
+        every = tuple(enumerate(self.memories))
+        self.enqueue: Callable[..., None] = _one(kernel, first) if alone else _each(kernel, every)
+        self.finding = tuple([i for i, launch in enumerate(program.launches) if launch.finds])
+        others = tuple([(i, memory) for i, memory in every if i not in self.finding])
+        self.enqueue_others = _each(kernel, others) if self.finding else self.enqueue
 
     def __call__(self, stream: int, *addresses: int) -> None:
         """Enqueues the program on a stream of the GPU whose context is current. Addresses: of `names`, 0 for what nobody wants.
@@ -175,9 +181,8 @@ def _one(kernel: Kernel, memory: ParameterMemory) -> Callable[..., None]:
     return enqueue
 
 
-def _each(kernel: Kernel, memories: tuple[ParameterMemory, ...]) -> Callable[..., None]:
-    """Of any program."""
-    every = tuple(enumerate(memories))
+def _each(kernel: Kernel, every: tuple[tuple[int, ParameterMemory], ...]) -> Callable[..., None]:
+    """Of any program: of these of its launches, by their indices."""
 
     def enqueue(numbers: ProgramNumbers, stream: int, *addresses: int) -> None:
         for i, memory in every:  # no zip, which takes longer

@@ -22,6 +22,7 @@ from flashgen.codegen.expressions.blocks import SMALLEST_BLOCK
 from ..traced.modifier import functions_given
 from .built_in import CallOf
 from .gpu import current_stream
+from .kept_tiles import keeping_tiles
 from .made_block_masks import ALL, PART, BlockMask, seen_by
 from .tracers import may_be_kept
 
@@ -33,10 +34,11 @@ _SLICED = getattr(flex_attention, "_sliced_mask_mod_error", None)  # the mask_mo
 class _Kept(NamedTuple):
     """What a block mask has become, and of what: its fields, how often its tensors had been written, and the stream of the call.
 
-    Another stream may be ahead of that one: it makes its own.
+    Another stream may be ahead of that one: it makes its own. beside: the function for calls with another mask_mod, see `BlockMask`
     """
 
     function: MaskMod
+    beside: MaskMod
     fields: tuple[Any, ...]
     versions: tuple[int, ...]
     stream: int
@@ -50,10 +52,10 @@ def with_block_mask(score_mod: Any, mask_mod: MaskMod | None, block_mask: Any, c
     if isinstance(block_mask, BlockMask):
         _check_made(block_mask, call)
         of_mask = block_mask.states, block_mask.block_size, block_mask.mask_mod
-        seen = seen_by(*of_mask) if is_dynamo_compiling() else block_mask.seen
+        seen = seen_by(*of_mask) if is_dynamo_compiling() else block_mask.seen if mask_mod is None else block_mask.seen_beside
     elif isinstance(block_mask, FlexBlockMask):
         _check(block_mask, call)
-        seen = _seen_by(block_mask) if is_dynamo_compiling() else _known(block_mask, call)
+        seen = _seen_by(block_mask) if is_dynamo_compiling() else _known(block_mask, call, mask_mod is None)
     else:
         wanted = "what flashgen.block_mask gives, or a BlockMask of torch.nn.attention.flex_attention"
         raise ArgumentError(f"block_mask must be {wanted}; got {shown(block_mask)}")
@@ -105,8 +107,8 @@ def _check(block_mask: FlexBlockMask, call: CallOf | None) -> None:
         raise ArgumentError(f"block_mask must have {wanted}; got {tuple(listed.shape)}")
 
 
-def _known(block_mask: FlexBlockMask, call: CallOf | None) -> MaskMod:
-    """The function of a block mask, made once as long as nothing of it changes."""
+def _known(block_mask: FlexBlockMask, call: CallOf | None, alone: bool) -> MaskMod:
+    """The function of a block mask, made once as long as nothing of it changes. alone: of a call without another mask_mod."""
     m = block_mask
     tensors = [each for each in (m.kv_num_blocks, m.kv_indices, m.full_kv_num_blocks, m.full_kv_indices) if each is not None]
     device = tensors[0].device
@@ -117,8 +119,10 @@ def _known(block_mask: FlexBlockMask, call: CallOf | None) -> MaskMod:
     kept = _kept.get(m)
     if kept is None or kept.versions != versions or kept.stream != stream or not all(map(is_, kept.fields, fields)):
         with torch.inference_mode(False), torch.no_grad():
-            kept = _kept[m] = _Kept(_seen_by(m), fields, versions, stream)
-    return kept.function
+            states = _states(m)
+            beside = seen_by(states, m.BLOCK_SIZE, m.mask_mod)
+            kept = _kept[m] = _Kept(seen_by(keeping_tiles(states), m.BLOCK_SIZE, m.mask_mod), beside, fields, versions, stream)
+    return kept.function if alone else kept.beside
 
 
 def _seen_by(block_mask: FlexBlockMask) -> MaskMod:

@@ -12,9 +12,10 @@ from flashgen.codegen.operands import Call
 from flashgen.codegen.program import Buffer, BufferKind, Program
 
 from .allocation import empty_strided
+from .kept_tiles import KeptTiles
 from .tile_counters import COUNTER_BYTES, tile_counters
 
-_KINDS = (BufferKind.CALL_ZEROED, BufferKind.CALL, BufferKind.STREAM_COUNTER)  # each call goes through them by number
+_KINDS = (BufferKind.CALL_ZEROED, BufferKind.CALL, BufferKind.STREAM_COUNTER, BufferKind.KEPT)  # each call goes through them by number
 _DENSE = (1,)  # strides
 _ALIGNED = 512  # bytes, as PyTorch's allocator aligns what it gives
 Enqueue = Callable[..., None]
@@ -26,6 +27,8 @@ class BoundCall:
     numbers: what differs between sizes of a call
     enqueue: given these, or those of another call, a stream of the kernel's device, which is the current one, and the addresses of the
         operands in order, 0 for none, enqueues the program
+    enqueue_kept: the same with tiles that a block mask keeps: given its `KeptTiles` and the modifiers' tensors before all that; None where
+        the program finds no tiles
     """
 
     def __init__(self, kernel: Kernel, call: Call) -> None:
@@ -33,6 +36,8 @@ class BoundCall:
         program = _program(kernel, call)
         self.index, self.launch, self.workload = kernel.gpu.ordinal, kernel.bind(program), call.workload
         self.numbers, self.enqueue = _with_memory(self.launch, self.launch.numbers, self.index, program.buffers)
+        finds = any(launch.finds for launch in program.launches)
+        self.enqueue_kept = _with_kept(self.launch, self.enqueue) if finds else None
 
     def __call__(self, stream: int, *addresses: int) -> None:
         """Enqueues the call itself. Raises as `Launch` does."""
@@ -68,19 +73,39 @@ def _with_buffers(launch: Launch, index: int) -> Enqueue:
     """Of all others."""
     device, zeros = torch.device("cuda", index), _zeros
 
-    def enqueue(numbers: tuple[Any, ...], stream: int, *addresses: int) -> None:
-        of_launches, (zeroed_bytes, other_bytes, counters), where = numbers
+    def enqueue(numbers: tuple[Any, ...], stream: int, *addresses: int, kept: torch.Tensor | None = None, is_found: bool = False) -> None:
+        of_launches, (zeroed_bytes, other_bytes, counters, kept_bytes), where = numbers
         # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
         zeroed = zeros(zeroed_bytes, device) if zeroed_bytes else None
         other = empty_strided((other_bytes,), _DENSE, torch.uint8) if other_bytes else None
+        if kept is None and kept_bytes:
+            kept = empty_strided((kept_bytes,), _DENSE, torch.uint8)
         at = (
             0 if zeroed is None else zeroed.data_ptr(),
             0 if other is None else other.data_ptr(),
             tile_counters.address(index, stream, counters) if counters else 0,
+            0 if kept is None else kept.data_ptr(),
         )
-        launch.enqueue(of_launches, stream, *addresses, *[at[kind] + offset for kind, offset in where])
+        run = launch.enqueue_others if is_found else launch.enqueue
+        run(of_launches, stream, *addresses, *[at[kind] + offset for kind, offset in where])
 
     return enqueue
+
+
+def _with_kept(launch: Launch, enqueue: Enqueue) -> Enqueue:
+    """Of programs that find what a block mask keeps."""
+    kernel, finding = launch.kernel, launch.finding
+
+    def enqueue_kept(kept: KeptTiles, tensors: Sequence[torch.Tensor], numbers: tuple[Any, ...], stream: int, *addresses: int) -> None:
+        key = kernel, stream, *[numbers[0][i] for i in finding]
+        memory = kept.get(key, tensors)
+        if memory is not None:
+            return enqueue(numbers, stream, *addresses, kept=memory, is_found=True)
+        memory = empty_strided((numbers[1][3],), _DENSE, torch.uint8)
+        enqueue(numbers, stream, *addresses, kept=memory)
+        kept.put(key, tensors, memory)
+
+    return enqueue_kept
 
 
 def _program(kernel: Kernel, call: Call) -> Program:
@@ -89,18 +114,18 @@ def _program(kernel: Kernel, call: Call) -> Program:
     return family.program(config, call, kernel.gpu.device)
 
 
-_Memory = tuple[tuple[int, int, int], tuple[tuple[int, int], ...]]
+_Memory = tuple[tuple[int, int, int, int], tuple[tuple[int, int], ...]]
 """Of the buffers of a call, those of each kind one after the other, as each allocation costs a call a microsecond or two: how much memory
 of each kind, in bytes and in counters, and of each buffer the kind, and where in that it lies."""
 
 
 def _memory(buffers: Iterable[Buffer]) -> _Memory:
-    ends, where = [0, 0, 0], list[tuple[int, int]]()
+    ends, where = [0, 0, 0, 0], list[tuple[int, int]]()
     for buffer in buffers:
         counts, kind = buffer.kind is BufferKind.STREAM_COUNTER, _KINDS.index(buffer.kind)
         where.append((kind, 0 if counts else ends[kind]))  # one such buffer at most, in no whole piece of memory
         ends[kind] += buffer.bytes if counts else -(-buffer.bytes // _ALIGNED) * _ALIGNED
-    return (ends[0], ends[1], -(-ends[2] // COUNTER_BYTES)), tuple(where)
+    return (ends[0], ends[1], -(-ends[2] // COUNTER_BYTES), ends[3]), tuple(where)
 
 
 def _zeros(size: int, device: torch.device) -> torch.Tensor:

@@ -26,6 +26,7 @@ from .allocation import empty_strided as empty_strided  # others allocate by thi
 from .arguments import ALIGNMENT, LAYOUTS, axis_strides, check_call, ordered_strides, require_memory, workload_of
 from .asked import addresses_of_tensors, seed_position, tensor_strides, with_seed
 from .bound import BoundCall
+from .kept_tiles import kept_tiles
 from .laid_out import dense_strides
 from .seeds import next_seed
 from .sized_plan import SizedPlan
@@ -104,7 +105,7 @@ def _runner(index: int, dtype: torch.dtype, bound: BoundCall | None, seed_positi
     bound: None where there is nothing to compute; seed_position: where it draws one, see `Plan`
     A function that holds what it needs: to call an object and look up what that holds costs each call some tenths of a microsecond.
     """
-    enqueue = None if bound is None else bound.enqueue
+    enqueue, enqueue_kept = (None, None) if bound is None else (bound.enqueue, bound.enqueue_kept)
 
     def run(
         numbers: tuple[Shapes, Any], q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, with_lse: bool, *tensors: torch.Tensor
@@ -128,6 +129,9 @@ def _runner(index: int, dtype: torch.dtype, bound: BoundCall | None, seed_positi
                     enqueue(of_bound, stream, at_q, at_k, at_v, out.data_ptr(), at_lse, *others)
                 else:
                     enqueue(of_bound, stream, at_q, at_k, at_v, out.data_ptr(), at_lse, at_seed)
+            elif enqueue_kept is not None and (kept := kept_tiles(tensors)) is not None:
+                given = at_q, at_k, at_v, out.data_ptr(), at_lse, *addresses_of_tensors(tensors)
+                enqueue_kept(kept, tensors, of_bound, stream, *given)
             elif tensors:
                 enqueue(of_bound, stream, at_q, at_k, at_v, out.data_ptr(), at_lse, *addresses_of_tensors(tensors))
             else:

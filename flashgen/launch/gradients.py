@@ -32,6 +32,7 @@ from .arguments import (
 from .asked import addresses_of_tensors, gradient_strides, have_gradients, tensor_strides
 from .bound import BoundCall
 from .gpu import bind_chosen, chosen_numbers, current_device, current_stream, require_context
+from .kept_tiles import kept_tiles
 from .laid_out import dense_strides
 from .sized_plan import SizedPlan
 from .untraced import untraced
@@ -253,7 +254,9 @@ def _run(
     if any(address % ALIGNMENT or not address for address in addresses):
         require_memory(q, k, v, out=out, d_out=d_out)
     at_q, at_k, at_v, at_out, at_d_out = addresses
-    bound.enqueue(
+    kept = kept_tiles(tensors) if bound.enqueue_kept is not None else None
+    enqueue = bound.enqueue if kept is None or bound.enqueue_kept is None else partial(bound.enqueue_kept, kept, tensors)
+    enqueue(
         of_bound,
         current_stream(index),
         *(at_q, at_k, at_v, at_out, lse.data_ptr(), at_d_out, 0 if d_lse is None else d_lse.data_ptr()),

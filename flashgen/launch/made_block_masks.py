@@ -35,6 +35,7 @@ from . import cpu
 from .arguments import TracedArgumentError
 from .asked import asked
 from .gpu import CaptureError, current_stream, require_context
+from .kept_tiles import keeping_tiles
 from .traced_call import function_parts
 from .tracers import nobody_traces
 from .untraced import untraced
@@ -53,6 +54,9 @@ class BlockMask:
     mask_mod:    the function (batch, head, query, key) of which it was made
     block_size:  queries and keys of a block
     seq_lengths: len_q and len_kv
+
+    Calls keep with it which tiles of their kernel it leaves, and find them again where states, or tensors that mask_mod captures, have been
+    written since, as far as PyTorch counts that: it does not count what others write, as replays of a CUDA graph.
     """
 
     states: torch.Tensor
@@ -79,7 +83,12 @@ class BlockMask:
 
     @cached_property
     def seen(self) -> MaskMod:
-        """All of it as a mask_mod."""
+        """All of it as a mask_mod, for calls that have no other: they keep lists of tiles."""
+        return seen_by(keeping_tiles(self.states), self.block_size, self.mask_mod)
+
+    @cached_property
+    def seen_beside(self) -> MaskMod:
+        """The same for other calls."""
         return seen_by(self.states, self.block_size, self.mask_mod)
 
     def sparsity(self) -> float:
@@ -182,7 +191,10 @@ def _made(
     with torch.inference_mode(False):  # a backward pass may keep them
         states = torch.empty(states_shape(call), dtype=torch.uint8, device=where)
     (_on_gpu if where.type == "cuda" else _on_cpu)(call, states, tensors)
-    return BlockMask(states, mask_mod, sizes, seq_lengths)
+    mask = BlockMask(states, mask_mod, sizes, seq_lengths)
+    if where.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        vars(mask)["seen"] = mask.seen_beside  # replays write the states, and nobody counts that
+    return mask
 
 
 def _device(device: str | torch.device) -> torch.device:

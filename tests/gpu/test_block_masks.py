@@ -90,6 +90,44 @@ def test_a_graph_makes_masks_of_what_is_captured_when_it_runs() -> None:
         assert torch.equal(out, flashgen.attention(q, q, q, block_mask=make()))
 
 
+def test_tiles_are_found_again_where_a_mask_has_changed() -> None:
+    q, k, v = (torch.randn(1, 2, 700, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    states = (torch.rand(1, 1, 6, 6, device="cuda") * 3).to(torch.uint8)
+    width = torch.tensor([200], device="cuda")
+    mask = flashgen.BlockMask(states, lambda b, h, i, j: (i - j).abs() < width[0], (128, 128), (700, 700))
+
+    def seen(b: Any, h: Any, i: Any, j: Any) -> Any:
+        state = states[0, 0, i // 128, j // 128]
+        return (state == 2) | ((state == 1) & ((i - j).abs() < width[0]))
+
+    for change in (lambda: None, lambda: states.add_(1).remainder_(3), lambda: width.fill_(40), lambda: states.fill_(1)):
+        change()
+        wanted = exact(seen, *[t.double() for t in (q, k, v)])
+        right = torch.autograd.grad(wanted.sum(), (q, k, v))
+        for _ in range(2):  # the second call takes what the first one found
+            out = flashgen.attention(q, k, v, layout="bhsd", block_mask=mask)
+            found = torch.autograd.grad(out.sum(), (q, k, v))
+            for one, other in zip((out, *found), (wanted, *right), strict=True):
+                assert float((one.double() - other).abs().max()) <= 2**-6 * max(1.0, float(other.abs().max()))
+
+
+def test_a_mask_that_a_graph_makes_is_of_its_last_replay() -> None:
+    q, limit = torch.randn(1, 512, 2, 64, device="cuda", dtype=torch.bfloat16), torch.tensor([100], device="cuda")
+
+    def make() -> flashgen.BlockMask:
+        return flashgen.block_mask(lambda b, h, q, k: (q - k).abs() < limit[0], len_q=512, len_kv=512)
+
+    flashgen.attention(q, q, q, block_mask=make())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        mask = make()
+    for length in (40, 300, 7):
+        limit.fill_(length)
+        graph.replay()
+        for _ in range(2):
+            assert torch.equal(flashgen.attention(q, q, q, block_mask=mask), flashgen.attention(q, q, q, block_mask=make()))
+
+
 def test_a_graph_replays_it() -> None:
     q = torch.randn(1, 2, 512, 64, device="cuda", dtype=torch.bfloat16)
     mask = made("parts", 1, 2, (512, 512), 128)

@@ -67,7 +67,7 @@ def launches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, philox: Philox) ->
         (seeds, "_table", table),
         (seeds, "_tables", {}),
         (plans, "_LOCAL", plans._OfThread()),
-        (launch_gpu, "bind_chosen", lambda call, on: SimpleNamespace(numbers=None, enqueue=found.enqueue)),
+        (launch_gpu, "bind_chosen", lambda call, on: SimpleNamespace(numbers=None, enqueue=found.enqueue, enqueue_kept=None)),
     ):
         monkeypatch.setattr(owner, name, value)
     return found
@@ -173,7 +173,7 @@ def test_a_table_stays_until_its_call_is_launched(launches: Launches, monkeypatc
         launches.enqueue(_, *addresses)
 
     monkeypatch.setattr(seeds, "_table", watched)
-    monkeypatch.setattr(launch_gpu, "bind_chosen", lambda call, on: SimpleNamespace(numbers=None, enqueue=enqueue))
+    monkeypatch.setattr(launch_gpu, "bind_chosen", lambda call, on: SimpleNamespace(numbers=None, enqueue=enqueue, enqueue_kept=None))
     for _ in range(2):
         attention(Q, K, V, dropout_p=0.5)
     assert launches.seeds == [7000, 7001]
