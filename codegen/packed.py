@@ -105,12 +105,6 @@ def packed_block(block: ParameterBlock, problem: Problem) -> ParameterBlock:
     return left.with_fields(LIST, Parameter("int", "tokens_q"))
 
 
-def packed_values(values: dict[str, int | float], call: Call) -> dict[str, int | float]:
-    """The numbers of a launch as `packed_block` has them."""
-    left = {name: value for name, value in values.items() if name not in _OF_DENSE}
-    return {**left, "tokens_q": call.workload.tokens_q}
-
-
 def packed_kernels(problem: Problem) -> tuple[KernelText, ...]:
     """The kernel, before all others, if sequences are packed."""
     return (KernelText(_OF_SEQUENCES, SUFFIX, "SequencesParameters"),) if problem.is_packed else ()

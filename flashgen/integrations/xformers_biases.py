@@ -137,7 +137,7 @@ def _padded(asked: Asked, options: Options) -> tuple[Any, Any]:
     if p or not _is_even(asked) or asked.wants_gradients:
         return _packed(asked, options, of_kv.seqlen)
     batch, padding = len(of_kv.seqlen_py), of_kv.padding
-    if k.shape[1] == batch * padding:
+    if k.shape[1] == v.shape[1] == batch * padding:
         found = _in_parts(asked, options, padding, 0, of_kv.seqlen)
         if found is not None:
             return found
@@ -173,19 +173,19 @@ def _paged(asked: Asked, options: Options) -> tuple[Any, Any]:
 
 
 def _in_parts(asked: Asked, options: Options, of_kv: int, there: int, *where: torch.Tensor) -> tuple[Any, Any] | None:
-    """The call past the dispatcher, without a view of each tensor; None if it is not to go there. All sequences have as many queries.
+    """The call past the dispatcher, without a view of each tensor; None if it is not to go there.
 
+    One query each alone goes there: plans of parts are kept by their lengths, so that prompts of many lengths would be planned in full.
     of_kv: keys of a sequence, or of a page; there: bits of what is there beside lengths, both `where`: see `cached_run_at_hand`
     """
     q, k, v, bias, _, scale, return_lse = asked
-    longest = bias.q_seqinfo.max_seqlen
-    if is_dynamo_compiling() or not (longest and of_kv):
+    if is_dynamo_compiling() or bias.q_seqinfo.max_seqlen != 1 or not of_kv:
         return None
     given: Any = NO_MODIFIERS
     causal, tensors = options.get("causal", False), [q, k, v, *where]
     if "window" in options:
         causal, _, given = modified_of_call(causal, options["window"], None, None, None, top_left=None)
-    run = cached_run_at_hand(tensors, (there, causal, scale, given, False, False, False, (longest, of_kv)))
+    run = cached_run_at_hand(tensors, (there, causal, scale, given, False, False, False, (1, of_kv)))
     if run is None:
         return None
     out, lse = run(return_lse, *tensors)

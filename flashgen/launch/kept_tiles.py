@@ -16,11 +16,16 @@ _MOST_LISTS = 16  # of a mask: of kernels with tiles of other sizes, forward and
 
 
 class _List(NamedTuple):
-    """memory: of the list; tensors, versions: of which it was found, and how often they had been written."""
+    """memory: of the list; tensors, states: of which it was found, and where they lay and how often they had been written then."""
 
     memory: torch.Tensor
     tensors: tuple[ReferenceType[torch.Tensor], ...]
-    versions: tuple[int, ...]
+    states: tuple[tuple[int, int], ...]
+
+
+def _state(tensor: torch.Tensor) -> tuple[int, int]:
+    """Changed by whatever PyTorch counts as a write, and by another memory for the same tensor (`tensor.data = other`)."""
+    return tensor.data_ptr(), tensor._version
 
 
 class KeptTiles:
@@ -36,8 +41,8 @@ class KeptTiles:
         found = self._lists.get(key)
         if found is None:
             return None
-        for tensor, own, version in zip(tensors, found.tensors, found.versions, strict=True):
-            if own() is not tensor or tensor._version != version:
+        for tensor, own, state in zip(tensors, found.tensors, found.states, strict=True):
+            if own() is not tensor or _state(tensor) != state:
                 return None
         return found.memory
 
@@ -45,7 +50,7 @@ class KeptTiles:
         """Keeps a list whose launch is in its stream."""
         if len(self._lists) >= _MOST_LISTS:
             self._lists.clear()
-        self._lists[key] = _List(memory, tuple([ref(tensor) for tensor in tensors]), tuple([tensor._version for tensor in tensors]))
+        self._lists[key] = _List(memory, tuple([ref(tensor) for tensor in tensors]), tuple([_state(tensor) for tensor in tensors]))
 
 
 _of_states: dict[int, KeptTiles] = {}  # by the id of what `keeping_tiles` gave, as long as that lives

@@ -56,7 +56,7 @@ class BlockMask:
     seq_lengths: len_q and len_kv
 
     Calls keep with it which tiles of their kernel it leaves, and find them again where states, or tensors that mask_mod captures, have been
-    written since, as far as PyTorch counts that: it does not count what others write, as replays of a CUDA graph.
+    written since, as far as PyTorch counts that: it does not count what others write, as replays of a CUDA graph, or NumPy.
     """
 
     states: torch.Tensor

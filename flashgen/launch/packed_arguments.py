@@ -158,7 +158,8 @@ def _check_tokens(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         require_dense(name, tensor)
         if tensor.ndim != 3:
-            raise ArgumentError(f"{name} must have 3 dimensions (tokens, heads, head_dim); got {tensor.ndim}")
+            more = "; with a batch of 1 in front, all of q, k and v must have it" if tensor.ndim == 4 else ""
+            raise ArgumentError(f"{name} must have 3 dimensions (tokens, heads, head_dim); got {tensor.ndim}{more}")
         if tensor.dtype not in DTYPES:
             raise ArgumentError(f"{name} must be torch.bfloat16 or torch.float16; got {tensor.dtype}")
         if tensor.dtype != q.dtype:

@@ -96,6 +96,9 @@ def test_calls_that_differ_find_their_own(launches: Launches) -> None:
     assert launches.count == (7, 0)
     call(launches, (captured, alias), stream=6)
     assert launches.count == (7, 1)
+    captured.data = torch.zeros(3)  # which PyTorch does not count as a write
+    call(launches, (captured, alias), stream=6)
+    assert launches.count == (8, 1)
 
 
 def test_nothing_is_kept_without_a_block_mask_or_in_a_capture(launches: Launches, capturing: list[bool]) -> None:

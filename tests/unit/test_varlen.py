@@ -71,7 +71,10 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda a: a.update(softcap=-1.0), r"^softcap must be .*; got -1\.0"),
     (lambda a: a.update(window=(1, 2, 3)), r"^window must be .*; got "),
     (lambda a: a.update(q=a["q"][None]), r"^q must have 3 dimensions \(tokens, heads, head_dim\); got 4"),
-    (lambda a: a.update(v=a["v"][None]), r"^v must have 3 dimensions \(tokens, heads, head_dim\); got 4"),
+    (
+        lambda a: a.update(v=a["v"][None]),
+        r"^v must have 3 dimensions .*; got 4; with a batch of 1 in front, all of ",
+    ),
     (
         lambda a: a.update(q=a["q"][None], k=a["k"].view(2, 15, 2, 16), v=a["v"][None]),
         r"^q must have 3 dimensions \(tokens, heads, head_dim\); got 4",
