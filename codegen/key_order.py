@@ -11,6 +11,7 @@ from .parameters import Parameter, ParameterBlock
 from .problem import Problem
 from .program import Buffer
 from .seen_tiles import WORD_BYTES, TileLaunch, scatters
+from .sizes import whole
 from .workload import Workload
 
 _ORDER, _COUNTS = Parameter("u32*", "key_order"), Parameter("u32*", "key_counts")
@@ -42,7 +43,7 @@ def order_values(problem: Problem, seen: TileLaunch, w: Workload) -> dict[str, i
     if not orders_keys(problem):
         return {}
     values = seen.launches[0].values
-    rows, together = int(values["seen_rows"]), w.heads_q // w.heads_kv if values["seen_heads"] != 1 else 1
+    rows, together = whole(values["seen_rows"]), w.heads_q // w.heads_kv if values["seen_heads"] != 1 else 1
     return {"seen_rows": rows, "ordered_heads": _all_rows(seen) // rows // together, "heads_together": together}
 
 
@@ -55,4 +56,4 @@ def order_buffers(problem: Problem, seen: TileLaunch) -> tuple[Buffer, ...]:
 
 def _all_rows(seen: TileLaunch) -> int:
     """Rows of all heads and entries of the batch that differ."""
-    return seen.buffers[0].bytes // (int(seen.values["seen_words"]) * WORD_BYTES)
+    return seen.buffers[0].bytes // (whole(seen.values["seen_words"]) * WORD_BYTES)

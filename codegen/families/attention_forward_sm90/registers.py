@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from flashgen.codegen.attention import padded
 from flashgen.codegen.linear_terms import is_linear_in_key
-from flashgen.codegen.modifier import adds_to_scores, maps_scores
+from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifiers_of
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.score_tensors import fetches
 from flashgen.codegen.seen_tiles import scatters
@@ -19,6 +19,7 @@ OF_WIDE_MAP = 16  # still more, at head dims of v beyond 192
 # K blocks, by consumers, whose map needs no more than that, if it is no part of the exponential but comes before it, from S to S.
 WIDEST = (128, 128, 80)
 WIDEST_SUM = 144  # the same where a modifier adds to scores
+OF_HIDING_MAP = 8  # more, where a map is beside a window or the like, and consumers take turns
 OF_LINEAR = (0, 0, 16)  # more, by consumers, where that is linear in the key
 OF_FETCHED, OF_CLAIMED_FETCHED = 8, 24  # more, where elements of scores are fetched, and work tiles claimed
 BESIDE_FETCHED = 32  # still more, beside other modifiers
@@ -35,6 +36,7 @@ def registers_needed(problem: Problem, config: AttentionForwardSm90Config) -> in
             beside += (OF_CLAIMED_FETCHED if config.dynamic else OF_FETCHED) + BESIDE_FETCHED * (len(problem.modifiers) > 1)
     if maps_scores(problem):
         beside += OF_MAP[config.warpgroups - 1] + OF_WIDE_MAP * (problem.head_dim_v > 192)
+        beside += OF_HIDING_MAP * (config.ping_pong and any(modifier.hides_keys for modifier in modifiers_of(problem)))
         if adds_to_scores(problem) or scatters(problem):
             beside += max(0, block_kv - WIDEST[config.warpgroups - 1])
     return block_kv + padded(problem.head_dim_v) // 2 + beside
