@@ -249,18 +249,26 @@ def judged_where_scores_are_alike(text: Source, cap: float) -> Verdict:
     return Expected.of(tensors, {"softcap": cap}).judge(tensors)
 
 
-def judged_with_steep_slopes(text: Source) -> Verdict:
-    """Rows whose nearest keys count for most, in blocks whose last key may be far beyond the diagonal, with a term of 90 in base 2."""
+def judged_with_steep_slopes(text: Source, scores: float = 1.0) -> Verdict:
+    """Rows whose nearest keys count for most, in blocks whose last key may be far beyond the diagonal, with a term of 75 in base 2."""
     spec = spec_of("alibi-causal-sm90")
     tensors = Tensors.random(spec.problem, Workload(1, 2, 1, 170, 170), torch.Generator().manual_seed(5))
-    tensors["alibi_slopes"].fill_(1.0)
+    tensors["alibi_slopes"].fill_(0.84)
+    tensors["q"].mul_(scores)
     tensors.derive({})
     run_on_cpu(emulated_kernel(spec, text), tensors, {}, limits=LIMITS)
     return Expected.of(tensors, {}).judge(tensors)
 
 
-def test_lse_of_steep_slopes_does_not_show_how_terms_are_rounded() -> None:
-    assert judged_with_steep_slopes(emulated_text(spec_of("alibi-causal-sm90"))).ok
+@pytest.mark.parametrize("scores", [0.01, 1.0])
+def test_lse_of_steep_slopes_does_not_show_how_terms_are_rounded(scores: float) -> None:
+    assert judged_with_steep_slopes(emulated_text(spec_of("alibi-causal-sm90")), scores).ok
+
+
+def test_steep_slopes_that_share_where_scores_are_near_zero_are_found() -> None:
+    spec = spec_of("alibi-causal-sm90")
+    planted = Fault("shared-near-zero", "score < kNearZero", "false", Setting(spec.config, ()))
+    assert not judged_with_steep_slopes(planted.apply(emulated_text(spec), Atoms.EMULATED), 0.01).ok
 
 
 def test_terms_that_are_rounded_for_many_keys_are_found() -> None:

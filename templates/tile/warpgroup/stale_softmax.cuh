@@ -117,6 +117,8 @@ struct OnlineSoftmax {
             const bool fits = total * by >= ex2_approx_ftz(-most_apart<Element>()) || highest[h] - next >= -most_apart<Element>();
             const bool has_no_key = total == 0.0f && highest[h] == -infinity();
             apart |= !(fits || has_no_key) || is_huge(highest[h], highest[h]);
+            const float score = quad_max(lane_max(S, h)) * scale_log2;
+            apart |= block.terms.half_a_step() > kSteep && score < kNearZero && score > -infinity();
         }
         const bool shared = !huge;
         huge |= vote_sync_any(apart);
