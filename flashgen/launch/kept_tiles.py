@@ -42,7 +42,7 @@ class KeptTiles:
         if found is None:
             return None
         for tensor, own, state in zip(tensors, found.tensors, found.states, strict=True):
-            if own() is not tensor or _state(tensor) != state:
+            if own() is not tensor or (tensor.data_ptr(), tensor._version) != state:  # as _state
                 return None
         return found.memory
 

@@ -27,7 +27,8 @@ def with_shared_libstdcpp(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     for compiler in (os.environ.get("CXX"), "g++"):
         if compiler is not None and has_shared_libstdcpp(compiler):
-            monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, compiler))
+            if compiler != torch._inductor.config.cpp.cxx[-1]:
+                monkeypatch.setattr(torch._inductor.config.cpp, "cxx", (None, compiler))
             return
     pytest.fail("neither $CXX nor g++ has a shared libstdc++: AOTInductor's packages cannot be loaded on this machine")
 
