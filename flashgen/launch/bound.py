@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import add, itemgetter
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ def _with_buffers(launch: Launch, index: int) -> Enqueue:
     device, zeros = torch.device("cuda", index), _zeros
 
     def enqueue(numbers: tuple[Any, ...], stream: int, *addresses: int, kept: torch.Tensor | None = None, is_found: bool = False) -> None:
-        of_launches, (zeroed_bytes, other_bytes, counters, kept_bytes), where = numbers
+        of_launches, (zeroed_bytes, other_bytes, counters, kept_bytes), (kinds, offsets) = numbers
         # Memory that PyTorch's allocator takes back once this returns goes to nobody else before the stream is done with it.
         zeroed = zeros(zeroed_bytes, device) if zeroed_bytes else None
         other = empty_strided((other_bytes,), _DENSE, torch.uint8) if other_bytes else None
@@ -87,17 +88,17 @@ def _with_buffers(launch: Launch, index: int) -> Enqueue:
             0 if kept is None else kept.data_ptr(),
         )
         run = launch.enqueue_others if is_found else launch.enqueue
-        run(of_launches, stream, *addresses, *[at[kind] + offset for kind, offset in where])
+        run(of_launches, stream, *addresses, *map(add, map(at.__getitem__, kinds), offsets))
 
     return enqueue
 
 
 def _with_kept(launch: Launch, enqueue: Enqueue) -> Enqueue:
     """Of programs that find what a block mask keeps."""
-    kernel, finding = launch.kernel, launch.finding
+    kernel, of_finding = launch.kernel, itemgetter(*launch.finding)
 
     def enqueue_kept(kept: KeptTiles, tensors: Sequence[torch.Tensor], numbers: tuple[Any, ...], stream: int, *addresses: int) -> None:
-        key = kernel, stream, *[numbers[0][i] for i in finding]
+        key = kernel, stream, of_finding(numbers[0])
         memory = kept.get(key, tensors)
         if memory is not None:
             return enqueue(numbers, stream, *addresses, kept=memory, is_found=True)
@@ -114,18 +115,19 @@ def _program(kernel: Kernel, call: Call) -> Program:
     return family.program(config, call, kernel.gpu.device)
 
 
-_Memory = tuple[tuple[int, int, int, int], tuple[tuple[int, int], ...]]
+_Memory = tuple[tuple[int, int, int, int], tuple[tuple[int, ...], tuple[int, ...]]]
 """Of the buffers of a call, those of each kind one after the other, as each allocation costs a call a microsecond or two: how much memory
-of each kind, in bytes and in counters, and of each buffer the kind, and where in that it lies."""
+of each kind, in bytes and in counters, and the kinds of the buffers, and where in that each lies."""
 
 
 def _memory(buffers: Iterable[Buffer]) -> _Memory:
-    ends, where = [0, 0, 0, 0], list[tuple[int, int]]()
+    ends, kinds, offsets = [0, 0, 0, 0], list[int](), list[int]()
     for buffer in buffers:
         counts, kind = buffer.kind is BufferKind.STREAM_COUNTER, _KINDS.index(buffer.kind)
-        where.append((kind, 0 if counts else ends[kind]))  # one such buffer at most, in no whole piece of memory
+        kinds.append(kind)
+        offsets.append(0 if counts else ends[kind])  # one such buffer at most, in no whole piece of memory
         ends[kind] += buffer.bytes if counts else -(-buffer.bytes // _ALIGNED) * _ALIGNED
-    return (ends[0], ends[1], -(-ends[2] // COUNTER_BYTES), ends[3]), tuple(where)
+    return (ends[0], ends[1], -(-ends[2] // COUNTER_BYTES), ends[3]), (tuple(kinds), tuple(offsets))
 
 
 def _zeros(size: int, device: torch.device) -> torch.Tensor:
