@@ -47,7 +47,7 @@ _BEHIND_CHAIN = "common/lse"  # after which modifiers without a link come
 _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key", "fetches"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
-    *("traced_tiles", "traced_distances", "ahead", "linear", "hides", "packed", "cached", "invariant", "e4m3", "early"),
+    *("traced_tiles", "traced_distances", "ahead", "linear", "hides", "overwrites", "packed", "cached", "invariant", "e4m3", "early"),
     *("at_once", "offsets", "fronts", "looks"),
 )
 _FETCHING = ("cp_async", "ldmatrix")  # atoms of common/fetched_tensor

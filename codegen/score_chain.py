@@ -34,7 +34,8 @@ def conditions(
     joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`;
     fetches: tensors are fetched, see `Modifier.fetched`, by kernels that can, as `may_fetch` says;
     linear: the exponential does that, see linear_terms.py; families that can do so say it;
-    hides: see `Modifier.hides_keys`: some keys no query may see;
+    hides: see `Modifier.hides_keys`: some keys no query may see; overwrites: the first P V of a work tile writes O, and nobody sets it to
+    zero: pays where work tiles are short, as windows make them, and spills beside changes of scores;
     ahead: what is added by the distance alone is read before scores are there: beside other changes registers do not do for it;
     may_share: see `shares_distances`; packed, cached: whether sequences are; invariant: whether results
     are, of the batch; e4m3: whether keys and values are; early: whether kernels load tensors of scores ahead, see `loads_ahead`;
@@ -51,6 +52,7 @@ def conditions(
     named = {"heads": "has_heads", "joins": "joins_sums", "drops": "drops", "tensors": "reads_scores", "opens": "opens"}
     for name, attribute in {**named, "by_key": "masks_by_key", "hides": "hides_keys"}.items():
         found[name] = any(getattr(one, attribute) for one in modifiers)
+    found["overwrites"] = found["hides"] and not found["changes"]
     found["bends"] = operation == "backward" and any(one.bends_scores for one in modifiers)
     found["fetches"] = may_fetch and any(one.fetched for one in modifiers)
     found["scatters"] = any(one.scattered_by is not None for one in modifiers)

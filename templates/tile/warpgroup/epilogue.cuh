@@ -3,7 +3,7 @@
 
 using OutPanel = PanelTile<16, 64>;  // 16 rows, those of a warp
 
-//% if hides and not changes
+//% if overwrites
 // Rounds O * normalisers of a panel's columns into shared memory.
 //% else
 // Rounds O * normalisers of a panel's columns into shared memory, and sets them to zero.
@@ -19,7 +19,7 @@ __device__ __forceinline__ void round_panel(float (&O)[kOutTiles][4], const floa
         for (int i = 0; i < 4; ++i) {
             float (&pair)[4] = O[j + i / 2];
             r[i] = cvt_rn_x2<Element>(pair[i % 2 * 2] * normalisers[i % 2], pair[i % 2 * 2 + 1] * normalisers[i % 2]);
-//% if not hides or changes
+//% if not overwrites
             pair[i % 2 * 2] = pair[i % 2 * 2 + 1] = 0.0f;
 //% endif
         }
@@ -42,7 +42,7 @@ __device__ __forceinline__ void copy_panel(const TensorMap& map, OutPanel from, 
 //% endif
 
 // Rounds O * normalisers and stores the warp's 16 rows; the copies leave out rows behind the sequence, and columns outside of the tensor.
-//% if hides and not changes
+//% if overwrites
 // `ring` has kRingPanels panels, which no other warp uses, and which the copies may still read on return. kOneFence: if the ring has all
 // panels, one fence is for all of them, and the first copy waits for the last panel.
 //% else

@@ -49,7 +49,7 @@ struct ForwardConsumer {
     LinearTerms<kBlockKv, kPackGqa> terms;
 //% endif
     float normalisers[2];
-//% if hides and not changes
+//% if overwrites
     bool store_pending = false, accumulate = true;  // the first: once the P V under way is complete, O is to be stored by retire_pv
 //% else
     bool store_pending = false;  // once the P V under way is complete, O is the finished work tile's, and retire_pv stores it
@@ -149,7 +149,7 @@ struct ForwardConsumer {
         // P needs none after the product, either: it is written next from S, which make_p launders once this product is complete.
         launder(P_used);
         wgmma_fence();
-//% if hides and not changes
+//% if overwrites
         gemm_output<Element>(O, P_used, smem.value_tile(v_state.stage), accumulate);
         accumulate = true;
 //% else
@@ -255,7 +255,7 @@ struct ForwardConsumer {
             const SharedAddress panels = smem.out + row / 16 * ForwardStorage<Traits>::kOutBytes;
             store_output<Element, Traits::kOutPanels, Traits::kPingPong>(p.out_map, O, normalisers, panels, work.coordinate1(row),
                                                                          work.coordinate2(row), work.coordinate3());
-//% if hides and not changes
+//% if overwrites
             store_pending = accumulate = false;  // the new work tile's first P V writes O
 //% else
             store_pending = false;

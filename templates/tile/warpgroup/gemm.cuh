@@ -12,7 +12,7 @@ __device__ __forceinline__ void gemm_scores(float (&S)[kKeyTiles][4], QueryTile 
         wgmma_ss<Element, kKeyTiles * 8>(S, queries.k_major(row, step), keys.k_major(0, step), step > 0);
 }
 
-//% if hides and not changes
+//% if overwrites
 // O += P V, or unless `accumulate` O = P V.
 template <class Element, class ValueTile, int kSteps, int kOutTiles>
 __device__ __forceinline__ void gemm_output(float (&O)[kOutTiles][4], const u32 (&P)[kSteps][4], ValueTile values, int accumulate = 1) {
