@@ -33,7 +33,7 @@ def conditions(
     folds: a link maps, and nothing else changes scores, so that the map may be a part of the exponential; heads: links know heads;
     joins: a modifier joins row sums; drops: one drops elements of P; tensors: see `reads_scores`; collects: see `collects_gradients`;
     fetches: tensors are fetched, see `Modifier.fetched`, by kernels that can, as `may_fetch` says;
-    linear: the exponential does that, see linear_terms.py; families that can do so say it;
+    linear: the exponential does that, see linear_terms.py; families that can do so say it, as they do of far: see far_keys.py;
     hides: see `Modifier.hides_keys`: some keys no query may see; overwrites: the first P V of a work tile writes O, and nobody sets it to
     zero: pays where work tiles are short, as windows make them, and spills beside changes of scores;
     ahead: what is added by the distance alone is read before scores are there: beside other changes registers do not do for it;
@@ -57,7 +57,7 @@ def conditions(
     found["fetches"] = may_fetch and any(one.fetched for one in modifiers)
     found["scatters"] = any(one.scattered_by is not None for one in modifiers)
     found |= dict.fromkeys(("traced", "traced_score", "traced_slope", "traced_gradients", "traced_tiles", "traced_distances"), "")
-    found |= {"traced_mask": False, "learns": False, "ahead": False, "looks": False, "linear": False}
+    found |= {"traced_mask": False, "learns": False, "ahead": False, "looks": False, "linear": False, "far": False}
     for one in modifiers:
         found |= one.conditions
     if not may_share:

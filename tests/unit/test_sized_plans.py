@@ -100,6 +100,8 @@ def dense(draw: random.Random, options: dict[str, Any], backward: bool) -> Calle
     """Of other sizes each time: `options` is what stays the same."""
     heads_kv, group, d, layout = options.get("heads_kv", 2), options.get("group", 2), options.get("d", 64), options.get("layout", "bshd")
     batch, len_q, len_kv = draw.choice([1, 2, 2, 3]), draw.choice([1, 2, draw.randint(300, 600)]), draw.randint(700, 1500)
+    if options.get("long"):
+        len_q, len_kv = draw.randint(1900, 2400), draw.randint(1900, 2400)
     heads, swapped, gap = heads_kv * group, layout == "bhsd" and draw.random() < 0.5, draw.choice([0, 0, 8])
 
     def laid(length: int, count: int) -> torch.Tensor:
@@ -266,6 +268,7 @@ KINDS: dict[str, tuple[Callable[..., Called], dict[str, Any], bool]] = {
     "dense, a window": (dense, {"modifiers": WINDOW}, False),
     "dense, a chunk beyond all lengths": (dense, {"modifiers": Given(("chunk",), (("chunk", 8192),))}, False),
     "dense, slopes": (dense, {"modifiers": Given(("alibi",))}, False),
+    "dense, slopes, far keys": (dense, {"modifiers": Given(("alibi",)), "long": True}, False),
     "dense, a bias": (dense, {"modifiers": Given(("bias",))}, False),
     "dense, a mask": (dense, {"modifiers": Given(("boolean_mask",)), "causal": False}, False),
     "dense, prefixes": (dense, {"modifiers": Given(("prefix_len",))}, False),

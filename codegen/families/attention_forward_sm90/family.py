@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator, Mapping
 from functools import cache
 
-from flashgen.codegen import packed, seen_tiles, wgmma
+from flashgen.codegen import far_keys, packed, seen_tiles, wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values, tiled_traffic
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
@@ -34,6 +34,7 @@ from flashgen.codegen.workload import Workload, equal_lengths
 
 from . import model
 from .config import PACK_GQA, AttentionForwardSm90Config, RowMax, Scheduler
+from .front import dense_front, front_kernels, front_resources, packed_front
 from .launch import forward_maps, most_work_tiles, packed_tile_values, tile_values, work_tiles
 from .pages import cache_reasons, cached_modifier_reasons, page_block, page_values, paged_config, tile_boxes, with_page_files
 from .registers import registers_given, registers_needed
@@ -78,6 +79,8 @@ class AttentionForwardSm90(Family):
         tiles = with_linear_terms(self.tiles, problem)
         if problem.is_cached:
             return self.atoms, with_page_files(tiles)
+        if far_keys.leaves_out_far_keys(problem):
+            return (*self.atoms, *far_keys.ATOMS), far_keys.with_far_keys(tiles)
         if any(modifier.hides_keys for modifier in modifiers_of(problem)) and not maps_scores(problem):  # beside a map it would spill
             tiles = tuple("warpgroup/column_mask" if tile == "common/mask" else tile for tile in tiles)
         return packed.with_packed_files((*self.atoms, "griddepcontrol", "cp_async"), tiles) if problem.is_packed else (self.atoms, tiles)
@@ -148,13 +151,12 @@ class AttentionForwardSm90(Family):
         """See Family."""
         block = self.parameters.with_fields(*OF_BATCHES) if reads_scores(problem) and not problem.is_packed else self.parameters
         block = seen_tiles.with_seen_tiles(block, problem, orders=True)
-        block = with_modifiers(page_block(packed.packed_block(block, problem), problem), problem)
-        return (*packed.packed_kernels(problem), *seen_tiles.tile_kernels(problem, orders=True), KernelText(block))
+        block = far_keys.with_first_keys(page_block(packed.packed_block(block, problem), problem), problem)
+        return (*front_kernels(problem), KernelText(with_modifiers(block, problem)))
 
     def resources(self, problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""
-        others = {**seen_tiles.tile_resources(problem, orders=True), **packed.packed_resources(problem)}
-        return {**others, "": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
+        return {**front_resources(problem), "": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
 
     def threads(self, config: AttentionForwardSm90Config) -> int:
         """Threads of a block: the producer's warpgroup, and the consumers'."""
@@ -174,25 +176,18 @@ class AttentionForwardSm90(Family):
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
         values |= page_values(call, config.block_kv) if problem.is_cached else {}
         values |= {"batches": batch, "batches_reciprocal": reciprocal(batch)} if reads_scores(problem) else {}
-        tiles = self._seen_tiles(config, call)
-        launch = KernelLaunch(grid, values | tiles.values, forward_maps(config, call))
-        return Program((*tiles.launches, launch), (*tiles.buffers, *(_TILE_COUNTER if config.dynamic else ())))
+        front = dense_front(config, call)
+        launch = KernelLaunch(grid, values | front.values, forward_maps(config, call), overlaps=front.overlaps)
+        return Program((*front.launches, launch), (*front.buffers, *(_TILE_COUNTER if config.dynamic else ())))
 
     def _packed_program(self, config: AttentionForwardSm90Config, call: Call, device: Device) -> Program:
         """Of packed sequences: as many blocks as there may be tiles for. Those that get none end at once."""
         values = packed_tile_values(call.problem, call.workload)
         grid = max(1, min(most_work_tiles(config, call.workload), self.blocks_per_sm(call.problem, config) * device.sm_count))
         values |= {"launched_blocks": grid, **scale_values(score_unit(call)), **modifier_values(call)}
-        first, buffers = packed.packed_launch(call, config.queries, int(values["l2_group_heads"]), device, overlap=True)
-        tiles = self._seen_tiles(config, call)
-        launch = KernelLaunch(grid, values | tiles.values, forward_maps(config, call), overlaps=True)
-        return Program((first, *tiles.launches, launch), (*buffers, *tiles.buffers))
-
-    def _seen_tiles(self, config: AttentionForwardSm90Config, call: Call) -> seen_tiles.TileLaunch:
-        """What finds the tiles that masks by a function leave, if there are such."""
-        if not call.problem.modifiers:
-            return seen_tiles.NO_TILES
-        return seen_tiles.tile_launch(call, seen_tiles.TileShape(config.queries, config.block_kv), orders=True)
+        front = packed_front(config, call, device, int(values["l2_group_heads"]))
+        launch = KernelLaunch(grid, values | front.values, forward_maps(config, call), overlaps=front.overlaps)
+        return Program((*front.launches, launch), front.buffers)
 
     def not_dominated(self, config: AttentionForwardSm90Config, workload: Workload) -> bool:
         """See Family. Packing more heads is for fewer tiles, by a tenth at least: their work is the same, and copies become smaller."""
@@ -233,6 +228,7 @@ class AttentionForwardSm90(Family):
             "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
             "linear": has_linear_terms(problem) and config.pack_gqa <= MOST_PACKED,
+            "far": far_keys.leaves_out_far_keys(problem),
             "producer_registers": producer,
             "consumer_registers": consumer,
             "shared_bytes": self.shared_bytes(problem, config),

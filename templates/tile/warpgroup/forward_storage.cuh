@@ -16,6 +16,12 @@ struct WorkTileInfo {
     TiledSpan keys;  // of its sequence
     int unused = 0;
 
+//% elif far
+    static constexpr int kBytes = 32, kPackGqa = Traits::kPackGqa;
+    int first_query, first_head, batch, end_block;
+    int lowest;  // the first of its K blocks that counts
+    int unused[3] = {};
+
 //% else
     static constexpr int kBytes = 16, kPackGqa = Traits::kPackGqa;
     int first_query, first_head, batch, end_block;
@@ -76,6 +82,10 @@ struct WorkTileInfo {
 //% else
         info.end_block = max(info.blocks(p).end, 1);
 //% endif
+//% if far
+        const i64 row = (static_cast<i64>(work.batch) * p.head_sets + work.head) * p.query_tiles + work.tile;
+        info.lowest = p.first_keys == nullptr ? 0 : min(p.first_keys[row] / Traits::kBlockKv, info.end_block - 1);
+//% endif
         return info;
     }
 //% endif
@@ -117,8 +127,12 @@ struct WorkTileInfo {
     // K blocks are visited from end_block - 1 down to this one.
     template <class Parameters>
     __device__ __forceinline__ int lowest_block(const Parameters& p) const {
+//% if far
+        return lowest;
+//% else
         if constexpr (!decltype(chain(p))::kHidesFirstKeys) return 0;
         return min(blocks(p).begin, end_block - 1);
+//% endif
     }
 //% endif
 //% if packed
@@ -144,6 +158,9 @@ struct WorkTileInfo {
 //% if cached
         const TiledSpan keys = TiledSpan::of(load_shared_v4(slot + 16));
         return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w), keys};
+//% elif far
+        const int lowest = static_cast<int>(load_shared(slot + 16));
+        return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w), lowest};
 //% else
         return {static_cast<int>(v.x), static_cast<int>(v.y), static_cast<int>(v.z), static_cast<int>(v.w)};
 //% endif
@@ -156,6 +173,8 @@ struct WorkTileInfo {
         store_shared_v4(slot + 16, rows.vector());
 //% elif cached
         store_shared_v4(slot + 16, keys.vector());
+//% elif far
+        store_shared(slot + 16, static_cast<u32>(lowest));
 //% endif
     }
 };

@@ -1,0 +1,151 @@
+"""Keys that ALiBi makes negligible in the emulator: they are left out, those that count are not, and faults show."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from flashgen.codegen import far_keys
+from flashgen.codegen.families.attention_forward_sm90.config import AttentionForwardSm90Config, Scheduler
+from flashgen.codegen.family import find_family
+from flashgen.codegen.problem import Dtype, Mask, Problem
+from flashgen.codegen.render import Atoms, Source
+from flashgen.codegen.spec import KernelSpec
+from flashgen.codegen.target import find_target
+from flashgen.codegen.workload import Workload
+from flashgen.launch.cpu import run_on_cpu
+from flashgen.launch.tensors import Tensors
+from flashgen.numerics.rule import Verdict
+from flashgen.verification.expected import Expected
+from tests.support.fault import Fault, Setting
+from tests.support.runs import LIMITS, compile_ahead, emulated_kernel, emulated_text
+
+FAMILY, TARGET = find_family("attention_forward_sm90"), find_target("sm_90a")
+SLOPES = (0.9, 0.0, 3.0, 0.3, 0.05, -0.02)  # half of the heads share a head of keys
+PROBLEM = Problem(Dtype.BF16, 64, mask=Mask.CAUSAL, modifiers=("alibi",))
+SPECS = {
+    "two-consumers": KernelSpec(FAMILY, PROBLEM, AttentionForwardSm90Config(2, 64, 2, 2, 1), TARGET),
+    "one-consumer": KernelSpec(
+        FAMILY,
+        Problem(Dtype.FP16, 72, 64, Mask.CAUSAL, modifiers=("alibi",)),
+        AttentionForwardSm90Config(1, 80, 2, 2, 1, ping_pong=False),
+        TARGET,
+    ),
+    "three-consumers": KernelSpec(
+        FAMILY, PROBLEM, AttentionForwardSm90Config(3, 64, 2, 1, 1, ping_pong=False, scheduler=Scheduler.DYNAMIC), TARGET
+    ),
+}
+LENGTHS = ((450, 450), (200, 460), (300, 130))
+
+
+@pytest.fixture(autouse=True)
+def _however_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(far_keys, "FEWEST_KEYS", 1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _compile_at_once() -> None:
+    compile_ahead(emulated_text(spec) for spec in SPECS.values())
+
+
+def random_tensors(spec: KernelSpec, lengths: tuple[int, int]) -> Tensors:
+    tensors = Tensors.random(spec.problem, Workload(2, len(SLOPES), 2, *lengths), torch.Generator().manual_seed(3))
+    tensors["alibi_slopes"].copy_(torch.tensor(SLOPES))
+    return tensors
+
+
+def run(spec: KernelSpec, text: Source, tensors: Tensors) -> Verdict:
+    tensors.derive({})
+    run_on_cpu(emulated_kernel(spec, text), tensors, {}, limits=LIMITS)
+    return Expected.of(tensors, {}).judge(tensors)
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("spec", SPECS)
+@pytest.mark.parametrize("magnitude", [0.05, 1.0, 6.0])
+def test_results_are_right(spec: str, lengths: tuple[int, int], magnitude: float) -> None:
+    tensors = random_tensors(SPECS[spec], lengths)
+    tensors["q"].mul_(magnitude)
+    verdict = run(SPECS[spec], emulated_text(SPECS[spec]), tensors)
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_values_of_far_keys_are_not_read(spec: str) -> None:
+    tensors = random_tensors(SPECS[spec], (450, 450))
+    tensors["v"][:, :64] = float("nan")
+    run(SPECS[spec], emulated_text(SPECS[spec]), tensors)
+    finite = tensors["out"].isfinite().all(-1)  # [batch, length, heads]
+    assert finite[:, 400:, torch.tensor(SLOPES) > 0.25].all()
+    assert not finite[:, :, torch.tensor(SLOPES) < 0.1].any()  # nothing is left out where terms do not say so
+
+
+def direction_of(spec: KernelSpec) -> torch.Tensor:
+    return torch.randn(spec.problem.head_dim, generator=torch.Generator().manual_seed(7))
+
+
+def with_keys_that_count(spec: KernelSpec) -> Tensors:
+    """The longer keys are the farther they are away, so that their scores make up for most of their distance; queries and keys that are
+    parallel have scores as high as their norms allow."""
+    tensors = random_tensors(spec, (450, 450))
+    direction = direction_of(spec)
+    distance = 450 - torch.arange(450.0)
+    tensors["q"].copy_(direction.expand_as(tensors["q"]) * 0.5)
+    tensors["k"].copy_((direction * (0.1 + 0.007 * distance[:, None]))[None, :, None].expand_as(tensors["k"]))
+    return tensors
+
+
+@pytest.mark.parametrize("spec", SPECS)
+def test_long_keys_count_from_afar(spec: str) -> None:
+    verdict = run(SPECS[spec], emulated_text(SPECS[spec]), with_keys_that_count(SPECS[spec]))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_what_norms_cannot_bound_is_visited(value: float) -> None:
+    """A row that sees it has NaN, as without leaving out keys."""
+    spec = SPECS["two-consumers"]
+    tensors = random_tensors(spec, (450, 450))
+    tensors["k"][:, 3] = value
+    run(spec, emulated_text(spec), tensors)
+    assert not tensors["out"][:, 300:].isfinite().all(-1).all(-1).any() or value == 1e30
+    assert tensors["out"][:, :3].isfinite().all()
+
+
+_OWN, _FOUND = "bound.own = fminf(bound.own, product);", "return (first + trailing_zeros(counting)) * kFarRows;"
+_PART = "if (part >= p.query_bounds_of_head) break;"
+FAULTS = {
+    "bound-of-nearest": ("own_key - (part + 1) * kFarRows + 1;", "own_key - part * kFarRows + 1;"),
+    "no-own-score": ("(product - bound.own) * p.scale_log2", "product * p.scale_log2"),
+    "highest-own-score": (_OWN, "bound.own = bound.own == infinity() ? product : fmaxf(bound.own, product);"),
+    "norm-of-another-head": ("* p.heads_kv + divide(rows.head, p.group_reciprocal);", "* p.heads_kv;"),
+    "one-query-tile-off": ("p.query_tiles + work.tile;", "p.query_tiles + min(work.tile + 1, p.query_tiles - 1);"),
+    "bounded-by-one-part": (_PART, f"{_PART[:-8]} || i > 0) break;"),
+    "counts-in-halves": (_FOUND, _FOUND.replace("* kFarRows", "* 2 * kFarRows")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_faults_show(fault: str) -> None:
+    spec = SPECS["two-consumers"]
+    planted = Fault(fault, *FAULTS[fault], Setting(spec.config, ()))
+    text = planted.apply(emulated_text(spec), Atoms.EMULATED)
+    verdicts = [run(spec, text, tensors) for tensors in faulty_cases(spec)]
+    assert not all(verdict.ok for verdict in verdicts)
+
+
+def faulty_cases(spec: KernelSpec) -> Iterator[Tensors]:
+    yield with_keys_that_count(spec)
+    opposed = with_keys_that_count(spec)  # four queries have nothing to do with any key, the next four are opposed to all near them
+    opposed["k"][:, 320:].copy_(direction_of(spec) * -40.0)
+    opposed["q"][:, torch.arange(450) // 4 % 2 == 0] = 0.0
+    yield opposed
+    of_heads = with_keys_that_count(spec)  # keys of one head are longer
+    of_heads["q"].mul_(12.0)
+    of_heads["k"][:, :, 0].mul_(0.05)
+    yield of_heads
+    longer = with_keys_that_count(spec)  # a work tile's later queries are
+    longer["q"].mul_((0.2 + (torch.arange(450) % 128 >= 64) * 12.0)[None, :, None, None].to(longer["q"].dtype))
+    yield longer
