@@ -13,7 +13,7 @@ template <>
 __device__ __forceinline__ float most_apart<Fp16>() { return 10.0f; }
 // The same of what a slope alone makes of that. Slopes of up to 0.86 keep to it.
 constexpr float kMostBySlope = 5.0f;
-// Beyond that much of it lse shows what exponents are rounded by, where scores are so near 0 that nothing else is rounded.
+// Beyond that much of it lse shows what exponents are rounded by, where scores of all rows are so near 0 that nothing else is rounded.
 constexpr float kSteep = 2.0f, kNearZero = 0.5f;
 // Rows that see fewer keys do not share: out and lse of such need an exact P of the highest score, 1.
 constexpr int kFewKeys = 16;
