@@ -41,9 +41,9 @@ _OF_BOUNDS = _block(tuple(Parameter("const Element*", name) for name in ("q", "k
 _OF_FIRST_KEYS = _block((_FIRST_KEYS,), "query_tiles")
 
 
-def leaves_out_far_keys(problem: Problem) -> bool:
-    """Whether kernels of a problem may do so."""
-    return bool(problem.modifiers) and has_linear_terms(problem) and not (problem.is_packed or problem.is_cached)
+def leaves_out_far_keys(problem: Problem, pack_gqa: int = 1) -> bool:
+    """Whether kernels of a problem may do so. pack_gqa: query heads that share a work tile, of which each has its own slope."""
+    return bool(problem.modifiers) and pack_gqa == 1 and has_linear_terms(problem) and not (problem.is_packed or problem.is_cached)
 
 
 def with_far_keys(tiles: tuple[str, ...]) -> tuple[str, ...]:
@@ -52,22 +52,19 @@ def with_far_keys(tiles: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def far_kernels(problem: Problem) -> tuple[KernelText, ...]:
-    """The two kernels, in their order, if there are some."""
-    if not leaves_out_far_keys(problem):
-        return ()
+    """The two kernels, in their order."""
     each = ((_OF_BOUNDS, BOUNDS_SUFFIX, "BoundParameters"), (_OF_FIRST_KEYS, SUFFIX, "FirstKeyParameters"))
     return tuple(KernelText(with_modifiers(block, problem), suffix, struct) for block, suffix, struct in each)
 
 
-def far_resources(problem: Problem) -> dict[str, BlockResources]:
+def far_resources() -> dict[str, BlockResources]:
     """What their blocks take."""
-    resources = BlockResources(WARPS * 32, 0)
-    return {BOUNDS_SUFFIX: resources, SUFFIX: resources} if leaves_out_far_keys(problem) else {}
+    return dict.fromkeys((BOUNDS_SUFFIX, SUFFIX), BlockResources(WARPS * 32, 0))
 
 
-def with_first_keys(block: ParameterBlock, problem: Problem) -> ParameterBlock:
+def with_first_keys(block: ParameterBlock) -> ParameterBlock:
     """The parameters of the kernel that visits the keys that count. Where nobody has found these the pointer is null, and all count."""
-    return block.with_fields(_FIRST_KEYS) if leaves_out_far_keys(problem) else block
+    return block.with_fields(_FIRST_KEYS)
 
 
 def far_launch(call: Call, queries: int) -> tuple[tuple[KernelLaunch, ...], tuple[Buffer, ...]]:

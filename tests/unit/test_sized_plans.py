@@ -101,7 +101,7 @@ def dense(draw: random.Random, options: dict[str, Any], backward: bool) -> Calle
     heads_kv, group, d, layout = options.get("heads_kv", 2), options.get("group", 2), options.get("d", 64), options.get("layout", "bshd")
     batch, len_q, len_kv = draw.choice([1, 2, 2, 3]), draw.choice([1, 2, draw.randint(300, 600)]), draw.randint(700, 1500)
     if options.get("long"):
-        len_q, len_kv = draw.randint(1900, 2400), draw.randint(1900, 2400)
+        len_q, len_kv = draw.randint(1400, 1700), draw.randint(1400, 1700)
     heads, swapped, gap = heads_kv * group, layout == "bhsd" and draw.random() < 0.5, draw.choice([0, 0, 8])
 
     def laid(length: int, count: int) -> torch.Tensor:

@@ -151,12 +151,13 @@ class AttentionForwardSm90(Family):
         """See Family."""
         block = self.parameters.with_fields(*OF_BATCHES) if reads_scores(problem) and not problem.is_packed else self.parameters
         block = seen_tiles.with_seen_tiles(block, problem, orders=True)
-        block = far_keys.with_first_keys(page_block(packed.packed_block(block, problem), problem), problem)
-        return (*front_kernels(problem), KernelText(with_modifiers(block, problem)))
+        block = far_keys.with_first_keys(block) if far_keys.leaves_out_far_keys(problem, config.pack_gqa) else block
+        block = with_modifiers(page_block(packed.packed_block(block, problem), problem), problem)
+        return (*front_kernels(problem, config), KernelText(block))
 
     def resources(self, problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""
-        return {**front_resources(problem), "": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
+        return {**front_resources(problem, config), "": BlockResources(self.threads(config), self.shared_bytes(problem, config))}
 
     def threads(self, config: AttentionForwardSm90Config) -> int:
         """Threads of a block: the producer's warpgroup, and the consumers'."""
@@ -228,7 +229,7 @@ class AttentionForwardSm90(Family):
             "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
             "linear": has_linear_terms(problem) and config.pack_gqa <= MOST_PACKED,
-            "far": far_keys.leaves_out_far_keys(problem),
+            "far": far_keys.leaves_out_far_keys(problem, config.pack_gqa),
             "producer_registers": producer,
             "consumer_registers": consumer,
             "shared_bytes": self.shared_bytes(problem, config),

@@ -14,14 +14,16 @@ from flashgen.codegen.program import BlockResources, Buffer, KernelLaunch, Kerne
 from .config import AttentionForwardSm90Config
 
 
-def front_kernels(problem: Problem) -> tuple[KernelText, ...]:
+def front_kernels(problem: Problem, config: AttentionForwardSm90Config) -> tuple[KernelText, ...]:
     """In their order: lists of packed sequences, tiles that masks by a function leave, keys that are not too far to count."""
-    return (*packed.packed_kernels(problem), *seen_tiles.tile_kernels(problem, orders=True), *far_keys.far_kernels(problem))
+    far = far_keys.far_kernels(problem) if far_keys.leaves_out_far_keys(problem, config.pack_gqa) else ()
+    return (*packed.packed_kernels(problem), *seen_tiles.tile_kernels(problem, orders=True), *far)
 
 
-def front_resources(problem: Problem) -> Mapping[str, BlockResources]:
+def front_resources(problem: Problem, config: AttentionForwardSm90Config) -> Mapping[str, BlockResources]:
     """What their blocks take."""
-    return {**seen_tiles.tile_resources(problem, orders=True), **packed.packed_resources(problem), **far_keys.far_resources(problem)}
+    far = far_keys.far_resources() if far_keys.leaves_out_far_keys(problem, config.pack_gqa) else {}
+    return {**seen_tiles.tile_resources(problem, orders=True), **packed.packed_resources(problem), **far}
 
 
 class Front(NamedTuple):
@@ -40,8 +42,8 @@ def dense_front(config: AttentionForwardSm90Config, call: Call) -> Front:
     """Of sequences that are not packed."""
     if not call.problem.modifiers:
         return NOTHING
-    if far_keys.leaves_out_far_keys(call.problem):
-        launches, buffers = far_keys.far_launch(call, config.queries) if config.pack_gqa == 1 else ((), ())
+    if far_keys.leaves_out_far_keys(call.problem, config.pack_gqa):
+        launches, buffers = far_keys.far_launch(call, config.queries)
         return Front(launches, buffers, overlaps=bool(launches))
     return Front(*_seen_tiles(config, call))
 

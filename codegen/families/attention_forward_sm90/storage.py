@@ -20,7 +20,7 @@ def shared_bytes(problem: Problem, config: AttentionForwardSm90Config) -> int:
     words = seen_tiles.word_bytes(problem, config.stages, 1) if problem.modifiers else 0
     if problem.is_packed or problem.is_cached:
         words += (config.work_slots + 2) * TILE_BYTES  # sequences of tiles, and the tile found last
-    words += config.work_slots * TILE_BYTES if far_keys.leaves_out_far_keys(problem) else 0  # first keys that count
+    words += config.work_slots * TILE_BYTES if far_keys.leaves_out_far_keys(problem, config.pack_gqa) else 0  # first keys that count
     words += STAGE_BYTES if problem.is_cached else 0  # of values that the producer zeroes rows of
     words += TILE_BYTES if problem.is_packed else 0  # where the values lie that are loaded next
     return (tiles + config.block_q * config.out_panels) * panel + config.block_q * SUM_BYTES + config.barrier_bytes + words
