@@ -1,4 +1,4 @@
-"""Keys that ALiBi makes negligible in the emulator: they are left out, those that count are not, and faults show."""
+"""Keys that ALiBi makes negligible in the emulator, forward and backward: they are left out, those that count are not, and faults show."""
 
 from __future__ import annotations
 
@@ -40,6 +40,18 @@ SPECS = {
 LENGTHS = ((450, 450), (200, 460), (300, 130))
 
 
+def gradient_spec(family: str, head_dim: int, dtype: Dtype = Dtype.BF16) -> KernelSpec:
+    problem = Problem(dtype, head_dim, mask=Mask.CAUSAL, operation="backward", modifiers=("alibi",))
+    return KernelSpec(find_family(family), problem, find_family(family).default(problem, TARGET), TARGET)
+
+
+GRADIENTS = {
+    "backward": gradient_spec("attention_backward_sm90", 64, Dtype.FP16),
+    "persistent": gradient_spec("attention_backward_persistent_sm90", 64),
+    "wide": gradient_spec("attention_backward_wide_sm90", 136),
+}
+
+
 @pytest.fixture(autouse=True)
 def _however_short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(far_keys, "FEWEST_KEYS", 1)
@@ -47,11 +59,11 @@ def _however_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _compile_at_once() -> None:
-    compile_ahead(emulated_text(spec) for spec in SPECS.values())
+    compile_ahead(emulated_text(spec) for spec in (*SPECS.values(), *GRADIENTS.values()))
 
 
-def random_tensors(spec: KernelSpec, lengths: tuple[int, int]) -> Tensors:
-    tensors = Tensors.random(spec.problem, Workload(2, len(SLOPES), 2, *lengths), torch.Generator().manual_seed(3))
+def random_tensors(spec: KernelSpec, lengths: tuple[int, int], heads_kv: int = 2) -> Tensors:
+    tensors = Tensors.random(spec.problem, Workload(2, len(SLOPES), heads_kv, *lengths), torch.Generator().manual_seed(3))
     tensors["alibi_slopes"].copy_(torch.tensor(SLOPES))
     return tensors
 
@@ -80,6 +92,32 @@ def test_values_of_far_keys_are_not_read(spec: str) -> None:
     finite = tensors["out"].isfinite().all(-1)  # [batch, length, heads]
     assert finite[:, 400:, torch.tensor(SLOPES) > 0.25].all()
     assert not finite[:, :, torch.tensor(SLOPES) < 0.1].any()  # nothing is left out where terms do not say so
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("spec", GRADIENTS)
+def test_gradients_are_right(spec: str, lengths: tuple[int, int]) -> None:
+    verdict = run(GRADIENTS[spec], emulated_text(GRADIENTS[spec]), random_tensors(GRADIENTS[spec], lengths))
+    assert verdict.ok, verdict.message
+
+
+@pytest.mark.parametrize("spec", GRADIENTS)
+def test_gradients_of_far_queries_are_not_read(spec: str) -> None:
+    tensors = random_tensors(GRADIENTS[spec], (450, 450), len(SLOPES))
+    tensors["d_out"][:, 400:] = float("nan")
+    run(GRADIENTS[spec], emulated_text(GRADIENTS[spec]), tensors)
+    for name in ("d_k", "d_v"):
+        finite = tensors[name].isfinite().all(-1)  # [batch, length, heads]
+        assert finite[:, :128, torch.tensor(SLOPES) > 0.25].all()
+        assert not finite[:, :, torch.tensor(SLOPES) < 0.1].any()
+
+
+@pytest.mark.parametrize("spec", GRADIENTS)
+def test_gradients_of_long_keys_count_from_afar(spec: str) -> None:
+    tensors = with_keys_that_count(GRADIENTS[spec])
+    tensors["q"].mul_(0.3)
+    verdict = run(GRADIENTS[spec], emulated_text(GRADIENTS[spec]), tensors)
+    assert verdict.ok, verdict.message
 
 
 def direction_of(spec: KernelSpec) -> torch.Tensor:
@@ -114,12 +152,12 @@ def test_what_norms_cannot_bound_is_visited(value: float) -> None:
     assert tensors["out"][:, :3].isfinite().all()
 
 
-_OWN, _FOUND = "bound.own = fminf(bound.own, product);", "return (first + trailing_zeros(counting)) * kFarRows;"
+_OWN, _FOUND = "bound.own = fminf(bound.own, own);", "return (first + trailing_zeros(counting)) * kFarRows;"
 _PART = "if (part >= p.query_bounds_of_head) break;"
 FAULTS = {
     "bound-of-nearest": ("own_key - (part + 1) * kFarRows + 1;", "own_key - part * kFarRows + 1;"),
     "no-own-score": ("(product - bound.own) * p.scale_log2", "product * p.scale_log2"),
-    "highest-own-score": (_OWN, "bound.own = bound.own == infinity() ? product : fmaxf(bound.own, product);"),
+    "highest-own-score": (_OWN, "bound.own = bound.own == infinity() ? own : fmaxf(bound.own, own);"),
     "norm-of-another-head": ("* p.heads_kv + divide(rows.head, p.group_reciprocal);", "* p.heads_kv;"),
     "one-query-tile-off": ("p.query_tiles + work.tile;", "p.query_tiles + min(work.tile + 1, p.query_tiles - 1);"),
     "bounded-by-one-part": (_PART, f"{_PART[:-8]} || i > 0) break;"),
@@ -134,6 +172,25 @@ def test_faults_show(fault: str) -> None:
     text = planted.apply(emulated_text(spec), Atoms.EMULATED)
     verdicts = [run(spec, text, tensors) for tensors in faulty_cases(spec)]
     assert not all(verdict.ok for verdict in verdicts)
+
+
+_BY_LSE = "own = of_head_lse[min(query, p.len_q - 1)] * (kLog2E / p.scale_log2);"
+GRADIENT_FAULTS = {
+    "one-query-tile-less": ("(last + kBlockQ) / kBlockQ)", "last / kBlockQ)"),
+    "first-head-of-a-group-alone": ("for (int member = 0; member < group; ++member", "for (int member = 0; member < 1; ++member"),
+    "no-lse": (_BY_LSE, "own = 0.0f;"),
+    "lse-of-another-scale": (_BY_LSE, _BY_LSE.replace("(kLog2E / p.scale_log2)", "kLog2E")),
+}
+
+
+@pytest.mark.parametrize("fault", GRADIENT_FAULTS)
+def test_faults_of_gradients_show(fault: str) -> None:
+    spec = GRADIENTS["backward"]
+    planted = Fault(fault, *GRADIENT_FAULTS[fault], Setting(spec.config, ()))
+    text = planted.apply(emulated_text(spec), Atoms.EMULATED)
+    opposed = with_keys_that_count(spec)  # to all queries near them
+    opposed["k"][:, 320:].copy_(direction_of(spec) * -40.0)
+    assert not all(run(spec, text, tensors).ok for tensors in (random_tensors(spec, (450, 450)), opposed))
 
 
 def faulty_cases(spec: KernelSpec) -> Iterator[Tensors]:

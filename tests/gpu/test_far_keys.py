@@ -1,4 +1,5 @@
-"""Keys that ALiBi makes negligible on a GPU: the numerics rule over seeded random cases that are long enough for some to be left out."""
+"""Keys that ALiBi makes negligible on a GPU, forward and backward: the numerics rule over seeded random cases that are long enough for some
+to be left out."""
 
 from __future__ import annotations
 
@@ -80,3 +81,28 @@ def test_values_of_far_keys_are_not_read_by_a_call_or_its_graph() -> None:
     slopes.zero_()  # read anew at each replay
     graph.replay()
     assert not out.isfinite().any()
+
+
+GRADIENT_FAMILIES = {
+    "attention_backward_sm90": ((64, 64), (128, 128), (72, 40)),
+    "attention_backward_persistent_sm90": ((64, 64), (128, 128), (96, 96)),
+    "attention_backward_wide_sm90": ((256, 256), (192, 128)),
+}
+
+
+@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("name", GRADIENT_FAMILIES)
+def test_gradients_are_right(name: str, seed: int) -> None:
+    draw, family, widths = random.Random(seed), find_family(name), GRADIENT_FAMILIES[name]
+    dtype = Dtype.FP16 if seed % 2 else Dtype.BF16
+    problem = Problem(dtype, *widths[seed // 2 % len(widths)], Mask.CAUSAL, operation="backward", modifiers=("alibi",))
+    spec = KernelSpec(family, problem, family.default(problem, gpu(0).device.target), gpu(0).device.target)
+    heads_kv, group = draw.choice([1, 2]), draw.choice([1, 1, 2])
+    workload = Workload(draw.choice([1, 2]), heads_kv * group, heads_kv, *draw.choice(LENGTHS[:5]))
+    tensors = Tensors.random(problem, workload, torch.Generator("cuda").manual_seed(seed))
+    tensors["q"].mul_(draw.choice([0.02, 1.0, 1.0, 3.0]))
+    tensors["alibi_slopes"].mul_(draw.choice([1.0, 1.0, 0.2, 8.0]))
+    tensors.derive({})
+    run_once(loaded.kernels.load(spec, gpu(0)), tensors, {})
+    verdict = Expected.of(tensors, {}).judge(tensors)
+    assert verdict.ok, verdict.message

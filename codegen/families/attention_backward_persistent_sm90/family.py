@@ -21,6 +21,7 @@ from flashgen.codegen.families.attention_backward_sm90.family import (
 from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, panels
 from flashgen.codegen.families.attention_backward_sm90.parameters import main_parameters
 from flashgen.codegen.families.attention_backward_sm90.registers import accumulators, widest_with_tensors
+from flashgen.codegen.far_queries import far_query_kernels, far_query_resources
 from flashgen.codegen.key_order import with_key_order
 from flashgen.codegen.modifier import adds_to_scores, maps_scores, modifiers_of, reads_scores, with_modifiers
 from flashgen.codegen.modifiers.traced import TracedModifier
@@ -124,6 +125,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         return (
             *gradient_sequences(problem),
             *tile_kernels(problem),
+            *far_query_kernels(problem),
             KernelText(with_modifiers(with_key_order(rows, problem), problem), "_preprocess", "RowParameters"),
             KernelText(main_parameters(gradient_block(self.parameters, problem, main=True), problem)),
             *gradient_kernels(problem),
@@ -132,7 +134,8 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
     def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
         """See Family."""
         own = {"_preprocess": BlockResources(ROW_THREADS, 0), "": BlockResources(THREADS, self.shared_bytes(problem, config))}
-        return {**tile_resources(problem), **packed_resources(problem), **own, **gradient_resources(problem)}
+        others = {**tile_resources(problem), **far_query_resources(problem), **packed_resources(problem)}
+        return {**others, **own, **gradient_resources(problem)}
 
     def waits(self, problem: Problem) -> Waits:
         """See AttentionBackwardSm90. For the sums of heads, before they round dQ."""

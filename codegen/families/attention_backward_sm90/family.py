@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, ClassVar
 
-from flashgen.codegen import packed_gradients, seen_tiles, wgmma
+from flashgen.codegen import far_queries, packed_gradients, seen_tiles, wgmma
 from flashgen.codegen.attention import ELEMENTS, gradient_traffic, padded, problem_reasons
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
@@ -126,6 +126,7 @@ class AttentionBackwardSm90(Family):
         return (
             *packed_gradients.gradient_sequences(problem),
             *seen_tiles.tile_kernels(problem),
+            *far_queries.far_query_kernels(problem),
             KernelText(with_modifiers(with_key_order(with_semaphores(rows, problem), problem), problem), "_preprocess", "RowParameters"),
             KernelText(main_parameters(packed_gradients.gradient_block(self.parameters, problem, main=True, sums=False), problem)),
             KernelText(sums, "_postprocess", "SumParameters"),
@@ -135,8 +136,7 @@ class AttentionBackwardSm90(Family):
     def resources(self, problem: Problem, config: Any) -> Mapping[str, BlockResources]:
         """See Family."""
         return {
-            **seen_tiles.tile_resources(problem),
-            **packed_resources(problem),
+            **{**seen_tiles.tile_resources(problem), **far_queries.far_query_resources(problem), **packed_resources(problem)},
             "_preprocess": BlockResources(ROW_THREADS, 0),
             "": BlockResources(THREADS, self.shared_bytes(problem, config)),
             "_postprocess": BlockResources(self.postprocess_threads(problem, config), self.postprocess_bytes(problem, config)),
@@ -171,8 +171,9 @@ class AttentionBackwardSm90(Family):
             if kernel.suffix in grids
         ]
         first, lists = packed_gradients.sequence_launches(call, config.block_q, self.block_kv, l2_heads, device)
-        buffers = (*self.buffers(config, call, w), *gradient_buffers(call), *seen.buffers, *order_buffers(problem, seen), *lists)
-        return Program((*first, *seen.launches, *launches, *gradient_launches(call, buffers)), buffers)
+        far, of_far = far_queries.far_query_launch(call, self.block_kv)
+        buffers = (*self.buffers(config, call, w), *gradient_buffers(call), *seen.buffers, *order_buffers(problem, seen), *lists, *of_far)
+        return Program((*first, *seen.launches, *far, *launches, *gradient_launches(call, buffers)), buffers)
 
     def tiles_of_head(self, config: Any, w: Workload) -> tuple[int, int]:
         """Query tiles of a query head, and work tiles of a key/value head."""
@@ -211,6 +212,7 @@ class AttentionBackwardSm90(Family):
             "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
             "deterministic": problem.deterministic,
+            "far": far_queries.leaves_out_far_queries(problem),
             "block_kv": self.block_kv,
             "cluster": self.cluster,
             "threads": THREADS,
@@ -229,7 +231,8 @@ class AttentionBackwardSm90(Family):
 
     def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """See Family."""
-        return packed_gradients.with_gradient_files(files_with_keeper(self, problem), problem)
+        files = packed_gradients.with_gradient_files(files_with_keeper(self, problem), problem)
+        return far_queries.with_far_files(files, problem)
 
     def instructions(self, problem: Problem, config: Any) -> str:
         """See Family. The shapes of wgmma: of S and dP, of dK and dV, of dQ."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from flashgen.codegen.far_queries import with_last_queries
 from flashgen.codegen.key_order import with_key_order
 from flashgen.codegen.modifier import reads_scores, with_modifiers
 from flashgen.codegen.parameters import Parameter, ParameterBlock
@@ -54,5 +55,6 @@ SUM_PARAMETERS = ParameterBlock(
 
 def main_parameters(block: ParameterBlock, problem: Problem) -> ParameterBlock:
     """Of the kernel that computes dK, dV and the sums of dQ, with those of a problem's modifiers."""
+    block = with_last_queries(block, problem)
     block = with_seen_tiles(block.with_fields(*OF_BATCHES) if reads_scores(problem) and not problem.is_packed else block, problem)
     return with_modifiers(with_semaphores(with_key_order(block, problem, main=True), problem), problem)

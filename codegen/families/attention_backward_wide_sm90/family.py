@@ -18,6 +18,7 @@ from flashgen.codegen.families.attention_backward_sm90.family import (
     row_bytes,
 )
 from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, panels
+from flashgen.codegen.far_queries import far_query_resources
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.program import BlockResources
 from flashgen.codegen.target import Target
@@ -80,6 +81,7 @@ class AttentionBackwardWideSm90(AttentionBackwardSm90):
     def resources(self, problem: Problem, config: AttentionBackwardWideSm90Config) -> Mapping[str, BlockResources]:
         """See Family."""
         return {
+            **far_query_resources(problem),
             "_preprocess": BlockResources(ROW_THREADS, 0),
             "": BlockResources(THREADS, self.shared_bytes(problem, config), self.cluster),
             "_postprocess": BlockResources(self.postprocess_threads(problem, config), self.postprocess_bytes(problem, config)),

@@ -10,7 +10,7 @@ constexpr float kAboveRounding = 1.0f + 0x1p-14f;  // times |q| |k|: more than w
 constexpr int kFarRows = 64;                       // queries, or keys, that share a bound
 constexpr int kFarWarps = 8;                       // of a thread block
 
-// Bounds of kFarRows queries with what they have at distance 0: the largest |q|^2, as bits, and the lowest product with the own key.
+// Bounds of kFarRows queries: the largest |q|^2, as bits, and the lowest product with the own key, or of what their log-sum-exp is that of.
 struct QueryBound {
     u32 norm;
     float own;
@@ -20,11 +20,10 @@ struct QueryBound {
 struct FarRows {
     int batch, head, part;
 
-    template <class Parameters>
-    __device__ __forceinline__ static FarRows of(const Parameters& p, int parts, u64 parts_reciprocal) {
+    __device__ __forceinline__ static FarRows of(int parts, u64 parts_reciprocal, int heads, u64 heads_reciprocal) {
         const int index = block_index() * kFarWarps + warp_index();
-        const int of_batch = divide(index, parts_reciprocal), batch = divide(of_batch, p.heads_q_reciprocal);
-        return {batch, of_batch - batch * p.heads_q, index - of_batch * parts};
+        const int of_batch = divide(index, parts_reciprocal), batch = divide(of_batch, heads_reciprocal);
+        return {batch, of_batch - batch * heads, index - of_batch * parts};
     }
 };
 
@@ -61,8 +60,9 @@ __device__ __forceinline__ float norm_of_row(const Element* row) {
     return part.template product<Element>();
 }
 
-// A warp bounds kFarRows queries and as many keys. Rows of q and k are aligned to 16 bytes.
-template <class Element, int kHeadDim, class Parameters>
+// A warp bounds kFarRows queries and as many keys. Rows of q and k are aligned to 16 bytes. kByLse: in place of the product with its own
+// key a query has what that would be if P of the key were 1: no P is more than that, so that fewer keys count.
+template <class Element, int kHeadDim, bool kByLse, class Parameters>
 __device__ __forceinline__ void bound_rows(const Parameters& p, const FarRows& rows, float slope) {
     constexpr int kRowsOfPass = 32 / kRowLanes, kPasses = kFarRows / kRowsOfPass;
     const int row_of_pass = lane_index() / kRowLanes, first = rows.part * kFarRows;
@@ -73,6 +73,10 @@ __device__ __forceinline__ void bound_rows(const Parameters& p, const FarRows& r
     // Of heads that share keys the first one bounds them, for those whose slopes are steeper, too.
     const bool is_first = rows.head == 0 || divide(rows.head - 1, p.group_reciprocal) != head_kv;
     u32 key_norm = 0;
+    constexpr float kLog2E = 1.44269504f;
+    const i64 head = static_cast<i64>(rows.batch) * p.heads_q + rows.head;
+    const float* of_head_lse = nullptr;
+    if constexpr (kByLse) of_head_lse = p.lse + head * p.len_q;
     if (counts && first < p.len_q) {
         QueryBound bound{0, infinity()};
 #pragma unroll 4
@@ -80,19 +84,25 @@ __device__ __forceinline__ void bound_rows(const Parameters& p, const FarRows& r
             const int query = first + pass * kRowsOfPass + row_of_pass, key = query + own_key;
             const Element* query_row = q + static_cast<i64>(min(query, p.len_q - 1)) * p.q_row;
             const Element* key_row = k + static_cast<i64>(max(0, min(key, p.len_kv - 1))) * p.k_row;
-            RowPart<kHeadDim> both;
-            both.load(query_row, key_row);
-            const float norm = norm_of_row<kHeadDim>(query_row), product = both.template product<Element>();
+            float own;
+            if constexpr (kByLse) {
+                own = of_head_lse[min(query, p.len_q - 1)] * (kLog2E / p.scale_log2);
+                own = own == own ? own : -infinity();  // of a NaN all keys count
+            } else {
+                RowPart<kHeadDim> both;
+                both.load(query_row, key_row);
+                own = both.template product<Element>();
+            }
+            const float norm = norm_of_row<kHeadDim>(query_row);
             if (own_key == 0) raise(key_norm, norm_of_row<kHeadDim>(key_row));  // these are the keys that the warp would read next
             if (query >= p.len_q || key < 0) continue;
             raise(bound.norm, norm);
-            bound.own = fminf(bound.own, product);
+            bound.own = fminf(bound.own, own);
         }
         bound.norm = largest_of_rows(bound.norm);
 #pragma unroll
         for (int distance = kRowLanes; distance < 32; distance *= 2) bound.own = fminf(bound.own, shfl_sync_bfly(bound.own, distance));
-        const i64 index = (static_cast<i64>(rows.batch) * p.heads_q + rows.head) * p.query_bounds_of_head + rows.part;
-        if (lane_index() == 0) reinterpret_cast<QueryBound*>(p.query_bounds)[index] = bound;
+        if (lane_index() == 0) reinterpret_cast<QueryBound*>(p.query_bounds)[head * p.query_bounds_of_head + rows.part] = bound;
     }
     if (!is_first || first >= p.len_kv || !(counts || p.group_reciprocal != 0)) return;
     if (!counts || own_key != 0) {
@@ -134,7 +144,8 @@ __device__ __forceinline__ int first_key_that_counts(const Parameters& p, const 
         float share = infinity();
         if (distance > 0) {
             const float product = norm * sqrtf(__uint_as_float(of_keys[part]));
-            share = static_cast<float>(kFarRows) * ex2_approx_ftz((product - bound.own) * p.scale_log2 - slope * static_cast<float>(distance));
+            const float term = slope * static_cast<float>(distance);
+            share = static_cast<float>(kFarRows) * ex2_approx_ftz((product - bound.own) * p.scale_log2 - term);
         }
         float of_lanes = share;  // at first of the lane, then of 2, 4 .. lanes; `share`: of this lane and those before it
 #pragma unroll
@@ -147,4 +158,21 @@ __device__ __forceinline__ int first_key_that_counts(const Parameters& p, const 
         if (counting != 0) return (first + trailing_zeros(counting)) * kFarRows;
         before += of_lanes;
     }
+}
+
+// The last query for which some of the kKeys keys of a key tile count, of all query heads that share them; -1: none. By a warp, together.
+template <int kKeys, class Parameters>
+__device__ __forceinline__ int last_query_that_counts(const Parameters& p, const FarRows& rows) {
+    const int parts = p.query_bounds_of_head, end_key = (rows.part + 1) * kKeys, group = p.heads_q / p.heads_kv;
+    const int* first_keys = p.first_keys + (static_cast<i64>(rows.batch) * p.heads_q + rows.head * group) * parts;
+    int last = -1;  // part
+    for (int member = 0; member < group; ++member, first_keys += parts)
+        for (int first = (parts - 1) / 32 * 32; first + 31 > last && first >= 0; first -= 32) {
+            const int part = first + lane_index();
+            const u32 counting = vote_sync_ballot(part < parts && first_keys[part] < end_key);
+            if (counting == 0) continue;
+            last = max(last, first + 31 - leading_zeros(counting));
+            break;
+        }
+    return last * kFarRows + kFarRows - 1;
 }

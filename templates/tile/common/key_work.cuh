@@ -53,7 +53,15 @@ struct KeyWork {
         const Chain own = of_batch(chain, work.batch);
         return {first_key, work.head, work.batch, own.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
 //% else
+//% if far
+        KeyWork found{first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
+        if (p.last_queries == nullptr) return found;
+        const int last = p.last_queries[(static_cast<i64>(work.batch) * p.heads_kv + work.head) * p.key_tiles + first_key / kBlockKv];
+        found.tiles.end = min(found.tiles.end, (last + kBlockQ) / kBlockQ);  // the tile of the last query is the last one
+        return found;
+//% else
         return {first_key, work.head, work.batch, chain.template query_tiles<kBlockQ>(first_key, first_key + kBlockKv, p.len_q)};
+//% endif
 //% endif
 //% endif
     }
