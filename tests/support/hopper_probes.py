@@ -254,6 +254,7 @@ LOAD = """
     }
     barrier_sync();
     if (t == 0) {
+        cp_async_bulk_prefetch_tensor(p.in_map, 64, 8, 2, 1);
         mbarrier_arrive_expect_tx(barrier, 5 * 2048);
         LOADS
     }

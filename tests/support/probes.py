@@ -25,7 +25,7 @@ from flashgen.codegen.tensor_map import TensorMapShape
 
 SHARED_BYTES = 48 * 1024
 # All files of atoms, those first that others look into: each must have a twin in the emulator, whether a family lists it yet or not.
-_FIRST = ("types", "shared_memory", "mbarrier")
+_FIRST = ("types", "shared_memory", "mbarrier", "cp_async_bulk_tensor")
 ATOM_FILES = (*_FIRST, *sorted({Path(p).stem for p in templates.paths() if p.startswith("atoms/ptx/")} - set(_FIRST)))
 Words = np.ndarray  # of uint32
 

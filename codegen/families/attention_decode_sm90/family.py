@@ -42,7 +42,7 @@ class AttentionDecodeSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_decode_sm90.cu.j2."""
 
     name = "attention_decode_sm90"
-    revision = 7
+    revision = 8
     modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "sinks", "softcap", "tree_mask", "window")
     loads_scores_ahead = changes_at_once = True
     preference = -1  # but for few queries, see preference_for
@@ -108,12 +108,15 @@ class AttentionDecodeSm90(Family):
 
     def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """See Family."""
+        atoms: tuple[str, ...] = self.atoms
         tiles: tuple[str, ...] = self.tiles
         if any(one.link for one in modifiers_of(problem)):
             tiles = _before(tiles, "warpgroup/decode_consumer", "warpgroup/decode_scores")
         if problem.is_cached:
             tiles = with_cached_files(_before(tiles, "warpgroup/decode_producer", "warpgroup/decode_boxes"))
-        return self.atoms, tiles
+        else:
+            atoms = _before(atoms, "setmaxnreg", "cp_async_bulk_prefetch_tensor")
+        return atoms, tiles
 
     def kernels(self, problem: Problem, config: AttentionDecodeSm90Config) -> tuple[KernelText, ...]:
         """See Family."""

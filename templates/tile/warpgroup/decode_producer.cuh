@@ -29,6 +29,31 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeSt
     }
 }
 
+// Has the L2 fetch the first tiles of K and V while the launch before ends, which leaves the memory idle. That launch may still write
+// these keys: copies come after it, and find in the L2 what it wrote. All warps call this, and have a box each, or a few, as all have to
+// meet at the next barrier.
+template <class Traits, class Parameters>
+__device__ __forceinline__ void prefetch_keys(const Parameters& p, const Part<Traits>& part) {
+    constexpr int kPanels = Traits::KeyTile::kPanels, kBoxes = kPanels + Traits::ValueTile::kPanels;
+    constexpr int kWarps = (Traits::kConsumers + 1) * 4;
+    // More than an SM needs on their way; but what all SMs fetch must stay in the L2 until it is copied.
+    constexpr int kPrefetchedBytes = 98304, kTiles = kPrefetchedBytes / DecodeStorage<Traits>::kStageBytes;
+    const PackedRows rows = rows_of(p, part.head);
+//% if hides
+    const int begin = part.first_in_head() + first_seen_tile<Traits>(p, rows, p.len_kv, 0);
+//% else
+    const int begin = part.first_in_head();
+//% endif
+    const int boxes = min(part.count(), kTiles > 0 ? kTiles : 1) * kBoxes, warp = warp_index();
+    if (lane_index() != 0) return;
+#pragma unroll 1
+    for (int i = warp; i < boxes; i += kWarps) {
+        const int row = (begin + i / kBoxes) * Traits::kBlockKv, panel = i % kBoxes;
+        if (panel < kPanels) cp_async_bulk_prefetch_tensor(p.k_map, panel * 64, row, rows.head_kv, part.head.batch);
+        else cp_async_bulk_prefetch_tensor(p.v_map, (panel - kPanels) * 64, row, rows.head_kv, part.head.batch);
+    }
+}
+
 //% endif
 // Q of each part. A thread of its own, because Q of the next part must wait until the consumers have done with that of this one, and the
 // keys must not wait with it.

@@ -14,7 +14,8 @@
 //   launch   <<<blocks: at most the SMs, 384, 156272 bytes>>>
 //            bytes of shared memory: of all regions of DecodeStorage together
 //   parts    atoms/ptx: types, register, index, shared_memory, barrier, named_barrier, mbarrier, cp_async_bulk_tensor,
-//              setmaxnreg, griddepcontrol, wgmma, atomic, cvt, ex2, mul, shfl_sync, vote_sync
+//              cp_async_bulk_prefetch_tensor, setmaxnreg, griddepcontrol, wgmma, atomic, cvt, ex2, mul, shfl_sync,
+//              vote_sync
 //            tile/common: shared_regions, tile_scheduler, score_chain, packed_rows, key_shares, softmax_rows, lse,
 //              partial_outputs
 //            tile/warpgroup: pipeline, panel_tile, gemm, row_sums, stale_softmax, decode_storage, decode_producer,
@@ -211,6 +212,18 @@ __device__ __forceinline__ void cp_async_bulk_tensor_load(SharedAddress destinat
 
 // Between ordinary writes to shared memory and asynchronous reads of it: by the writers, before those who read learn of it.
 __device__ __forceinline__ void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ==== atoms/ptx/cp_async_bulk_prefetch_tensor.cuh ====================================================================
+
+// Prefetches of boxes of a tensor into the L2 (TMA). PTX ISA, "cp.async.bulk.prefetch.tensor" (sm_90).
+
+// Asks for the box that cp_async_bulk_tensor_load would read at these coordinates; nobody waits for it. Others may write there
+// meanwhile: the L2 is what all SMs read and write.
+__device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const TensorMap& map, int column, int row, int head, int batch) {
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::  //
+                 "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch)
+                 : "memory");
+}
 
 // ==== atoms/ptx/setmaxnreg.cuh =======================================================================================
 
@@ -1442,6 +1455,27 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeSt
     }
 }
 
+// Has the L2 fetch the first tiles of K and V while the launch before ends, which leaves the memory idle. That launch may still write
+// these keys: copies come after it, and find in the L2 what it wrote. All warps call this, and have a box each, or a few, as all have to
+// meet at the next barrier.
+template <class Traits, class Parameters>
+__device__ __forceinline__ void prefetch_keys(const Parameters& p, const Part<Traits>& part) {
+    constexpr int kPanels = Traits::KeyTile::kPanels, kBoxes = kPanels + Traits::ValueTile::kPanels;
+    constexpr int kWarps = (Traits::kConsumers + 1) * 4;
+    // More than an SM needs on their way; but what all SMs fetch must stay in the L2 until it is copied.
+    constexpr int kPrefetchedBytes = 98304, kTiles = kPrefetchedBytes / DecodeStorage<Traits>::kStageBytes;
+    const PackedRows rows = rows_of(p, part.head);
+    const int begin = part.first_in_head();
+    const int boxes = min(part.count(), kTiles > 0 ? kTiles : 1) * kBoxes, warp = warp_index();
+    if (lane_index() != 0) return;
+#pragma unroll 1
+    for (int i = warp; i < boxes; i += kWarps) {
+        const int row = (begin + i / kBoxes) * Traits::kBlockKv, panel = i % kBoxes;
+        if (panel < kPanels) cp_async_bulk_prefetch_tensor(p.k_map, panel * 64, row, rows.head_kv, part.head.batch);
+        else cp_async_bulk_prefetch_tensor(p.v_map, (panel - kPanels) * 64, row, rows.head_kv, part.head.batch);
+    }
+}
+
 // Q of each part. A thread of its own, because Q of the next part must wait until the consumers have done with that of this one, and the
 // keys must not wait with it.
 template <class Traits, class Parameters>
@@ -1864,6 +1898,7 @@ attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s4_sm_90a(const __grid_const
     smem.initialise<kThreads>(RowTiles::of(p).rows());
     const auto shares = key_shares<Traits>(p);
     const Part<Traits> first_part(shares, own_share(p));
+    prefetch_keys<Traits>(p, first_part);
     griddepcontrol_wait();  // before any thread reads or writes what launches before have written or read
     barrier_sync();
     const int warpgroup = warp_index() / 4;
