@@ -248,6 +248,7 @@ TARGET = TensorMapShape(Dtype.BF16, (72, 14, 2, 2), (144, 14 * 144, 2 * 14 * 144
 LOAD = """
     const SharedAddress place = shared_memory(), barrier = place + 5 * 2048;
     prefetch_tensormap(p.in_map);
+    prefetch_global_l2(in + t);
     if (t == 0) {
         mbarrier_init(barrier, 1);
         fence_mbarrier_init();

@@ -106,9 +106,13 @@ def test_the_default_fits_beside_what_a_cache_needs(head_dim: int, mask: Mask) -
 
 
 def test_a_config_of_dense_sequences_is_made_to_fit() -> None:
-    """A second tile of Q comes with a cache where it fits; stages go where even one does not."""
+    """A second tile of Q comes with a cache where it fits; stages go where even one does not. Tiles are small for one row group."""
     dense, deep = Problem(Dtype.BF16, 128), Config(1, 2, 64, 4)
-    assert FAMILY.adapted(PROBLEM, deep) == deep
+    assert FAMILY.adapted(dense, deep) == deep
+    assert FAMILY.adapted(PROBLEM, deep) == Config(1, 2, 32, 6)
+    assert FAMILY.adapted(PROBLEM, Config(2, 1, 64, 5)) == Config(2, 1, 64, 5)
+    narrow = Problem(Dtype.BF16, 64, sequences=Sequences.CACHED)
+    assert FAMILY.adapted(narrow, Config(1, 2, 128, 4)) == Config(1, 2, 128, 4)
     assert FAMILY.adapted(dense, Config(1, 1, 32, 12)) == Config(1, 1, 32, 12)
     full = Config(1, 1, 32, 13)  # 208 KB
     assert not FAMILY.check(dense, full, TARGET)

@@ -108,15 +108,13 @@ class AttentionDecodeSm90(Family):
 
     def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """See Family."""
-        atoms: tuple[str, ...] = self.atoms
         tiles: tuple[str, ...] = self.tiles
         if any(one.link for one in modifiers_of(problem)):
             tiles = _before(tiles, "warpgroup/decode_consumer", "warpgroup/decode_scores")
         if problem.is_cached:
             tiles = with_cached_files(_before(tiles, "warpgroup/decode_producer", "warpgroup/decode_boxes"))
-        else:
-            atoms = _before(atoms, "setmaxnreg", "cp_async_bulk_prefetch_tensor")
-        return atoms, tiles
+        of_prefetch = "prefetch" if problem.is_cached else "cp_async_bulk_prefetch_tensor"
+        return _before(self.atoms, "setmaxnreg", of_prefetch), tiles
 
     def kernels(self, problem: Problem, config: AttentionDecodeSm90Config) -> tuple[KernelText, ...]:
         """See Family."""
@@ -235,8 +233,7 @@ class AttentionDecodeSm90(Family):
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionDecodeSm90Config]:
         """See Family. Of stages, so many that 96 KB are on their way, and up to twice as many, as far as they fit."""
-        wide = storage.column_panels(problem.head_dim) + storage.column_panels(problem.head_dim_v)
-        bytes_of_key = wide * storage.PANEL * problem.dtype.bytes
+        bytes_of_key = _bytes_of_key(problem)
         key_groups_of_one = 1 if problem.modifiers and padded(problem.head_dim_v) > WIDEST_OF_KEY_GROUPS else 2
         keys = [block_kv for block_kv in (32, 48, 64, 96, 128) if block_kv * bytes_of_key >= LEAST_TILE]
         for (row_groups, key_groups), block_kv in itertools.product(((1, key_groups_of_one), (2, 1)), keys):
@@ -245,9 +242,14 @@ class AttentionDecodeSm90(Family):
             yield from (AttentionDecodeSm90Config(row_groups, key_groups, block_kv, stages) for stages in sorted(counts))
 
     def adapted(self, problem: Problem, config: AttentionDecodeSm90Config) -> AttentionDecodeSm90Config:
-        """See Family. With fewer stages, where what a cache needs beside them leaves no room for all."""
-        available = targets()["sm_90a"].shared_memory_per_block
-        while problem.is_cached and config.stages > config.key_groups * 2 and self.shared_bytes(problem, config) > available:
+        """See Family. With a cache small tiles, with which a block starts sooner, and fewer stages where not all fit beside it."""
+        if not problem.is_cached:
+            return config
+        least, available = LEAST_KEYS * _bytes_of_key(problem), targets()["sm_90a"].shared_memory_per_block
+        if config.row_groups == 1 and config.block_kv > LEAST_KEYS and least >= LEAST_TILE:
+            fewest = -(-SHALLOWEST * 3 // (2 * least))
+            config = replace(config, block_kv=LEAST_KEYS, stages=-(-fewest // config.key_groups) * config.key_groups)
+        while config.stages > config.key_groups * 2 and self.shared_bytes(problem, config) > available:
             config = replace(config, stages=config.stages - config.key_groups)
         return config
 
@@ -273,6 +275,11 @@ class AttentionDecodeSm90(Family):
 
 
 FAMILY = AttentionDecodeSm90()
+
+
+def _bytes_of_key(problem: Problem) -> int:
+    """Of shared memory, for K and V."""
+    return (storage.column_panels(problem.head_dim) + storage.column_panels(problem.head_dim_v)) * storage.PANEL * problem.dtype.bytes
 
 
 def _before(tiles: tuple[str, ...], file: str, added: str) -> tuple[str, ...]:

@@ -62,6 +62,17 @@ struct KeyBox {
     }
 };
 
+// Has the L2 fetch lengths and the page table while the launch before ends, as far as a line of 128 bytes for each thread of the grid goes:
+// a block waits for both before its first copy. That launch may still write them; all SMs write to the L2.
+template <int kThreads, class Parameters>
+__device__ __forceinline__ void prefetch_pages(const Parameters& p) {
+    const int at = (block_index() * kThreads + thread_index()) * 32;
+    if (at < p.batch) prefetch_global_l2(p.cache_seqlens + at);
+    if (p.block_table == nullptr) return;
+    const i64 entries = (p.batch - 1) * p.block_table_row + divide(p.len_kv, p.page_size_reciprocal);
+    if (at < entries) prefetch_global_l2(p.block_table + at);
+}
+
 // The boxes of a block's key tiles, given its first part, found by a warp.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void find_boxes(const Parameters& p, const DecodeStorage<Traits>& smem, const Shares<Traits>& shares,
