@@ -61,9 +61,10 @@ def modified_specs() -> list[KernelSpec]:
 
     And terms that are linear in the key under a causal mask.
     """
-    family, linear = find_family("attention_forward_sm90"), Problem(Dtype.BF16, 64, mask=Mask.CAUSAL, modifiers=("alibi",))
-    newest = find_target("sm_90a")
-    found = [KernelSpec(family, linear, family.default(linear, newest), newest)]
+    newest, found = find_target("sm_90a"), list[KernelSpec]()
+    for family in (find_family("attention_forward_sm90"), find_family("attention_backward_sm90")):
+        linear = Problem(Dtype.BF16, 64, mask=Mask.CAUSAL, operation=family.operation, modifiers=("alibi",))
+        found.append(KernelSpec(family, linear, family.default(linear, newest), newest))
     for family in families().values():
         problem, _, target = examples(family)[0]
         without = tuple(name for name in family.modifiers if not modifiers()[name].reads_scores)
