@@ -22,9 +22,11 @@ _LINEAR, _CUBIC, _QUINTIC = 0.999999943817, -0.333302077336, 0.13074920079
 # small: one look at a sum of tens of P, which must not reach 2^that, has to do for all of them.
 _MOST_LOG2 = {Dtype.BF16: 60.0, Dtype.FP16: 14.0}
 _LEAST_LOG2 = 7.0
+_MOST_OF_LANE = 64  # scores at most that a lane has of a row of a K block, of up to 256 keys
 # Just below kHuge in templates/tile/common/softmax_rows.cuh: where a mapped score may be as high, none is taken for a small one, as rows
 # that have become huge shift scores in units of the cap.
 _HUGE = 2.0**13 - 1
+_NAMES = ("step", "unit", "minus_reach2", "inner", "outer", "step_of_unit", "least_sum", "most_sum")
 _STEP = 2 / 0.75  # of z for a tanh's argument: 2 / Softcap::kReach in templates/tile/modifiers/softcap.cuh
 
 
@@ -36,9 +38,7 @@ class Softcap(Modifier):
     link = "Softcap"
     tiles = ("common/small_scores",)
     words = "softcap"
-    parameters = tuple(
-        Parameter("float", f"softcap_{name}") for name in ("step", "minus_reach2", "unit", "inner", "outer", "least_p", "most_p")
-    )
+    parameters = tuple(Parameter("float", f"softcap_{name}") for name in _NAMES)
     numbers = ("softcap",)
     maps_scores = True
 
@@ -53,8 +53,9 @@ class Softcap(Modifier):
     def values(self, call: Call) -> Mapping[str, int | float]:
         """See Modifier. The scale is the fp32 number by which plain PyTorch multiplies scores."""
         scale, cap = float32(call.scalars["scale"]), float32(call.scalars["softcap"])
-        of_small = _of_small(scale, cap, call.problem.dtype)
-        return {"softcap_step": float32(scale / cap * _STEP), **{f"softcap_{name}": float32(value) for name, value in of_small.items()}}
+        found = {"step": scale / cap * _STEP, **_of_small(scale, cap, call.problem.dtype)}
+        found["step_of_unit"] = found["step"] / found["unit"]
+        return {f"softcap_{name}": float32(value) for name, value in found.items()}
 
     def call_refusals(self, call: Call) -> list[str]:
         """See Modifier. Scores are multiplied by scale / softcap."""
@@ -73,11 +74,12 @@ def _of_small(scale: float, cap: float, dtype: Dtype) -> Mapping[str, float]:
     # With x = ratio * S and y = unit * S, tanh x * cap_log2 = y * ((y^2 + inner)^2 + outer): by this unit y^5 stands alone.
     unit = float32((scale_log2 * _QUINTIC * ratio**4) ** 0.2)
     inner = float32(_CUBIC / (2 * _QUINTIC) * (unit / ratio) ** 2)
-    small = {"minus_reach2": -((reach / ratio) ** 2), "unit": unit, "inner": inner, "outer": scale_log2 * _LINEAR / unit - inner**2}
+    reach_of_unit = reach / ratio * unit
+    small = {"unit": unit, "minus_reach2": -(reach_of_unit**2), "inner": inner, "outer": scale_log2 * _LINEAR / unit - inner**2}
     if cap_log2 >= _HUGE or not all(MIN_SCALE <= abs(value) <= MAX_SCALE for value in small.values()):
-        return dict.fromkeys((*small, "least_p", "most_p"), 0.0)  # of which no score is small
+        return {**dict.fromkeys((*small, "least_sum", "most_sum"), 0.0), "unit": 1.0}  # of which no score is small
     most = 2**reach_log2 if reach_log2 >= _LEAST_LOG2 else 0.0
-    return {**small, "least_p": _too_low(cap_log2, reach) * 2.0**22, "most_p": most}
+    return {**small, "least_sum": 1 + _MOST_OF_LANE * 2.0**22 * _too_low(cap_log2, reach), "most_sum": most}
 
 
 def _too_low(cap_log2: float, reach: float) -> float:

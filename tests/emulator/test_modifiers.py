@@ -293,42 +293,50 @@ def test_capped_scores_that_err_to_one_side_are_found() -> None:
     assert judged_where_scores_are_alike(replace(text, text=one_sided), 15.0).message.startswith("lse rms error")
 
 
-def judged_where_scores_fall(text: Source, spec: KernelSpec, last: float, first: float) -> Verdict:
-    """Under a cap of 30, of scores near `last` in the block of keys that the kernel visits first, and near `first` in all others, from the
-    first row to the last one 1 to 1.25 times as much."""
+def judged_where_scores_fall(text: Source, spec: KernelSpec, last: float, first: float, columns: str = "all") -> Verdict:
+    """Under a cap of 30, of scores near `last` in the block of keys that the kernel visits first, and near `first` in these columns of all
+    others, from the first row to the last one 1 to 1.25 times as much."""
     tensors = Tensors.random(spec.problem, Workload(1, 2, 1, 128, 256), torch.Generator().manual_seed(5))
     tensors["q"].copy_((1 + torch.arange(256) / 1024).view(2, 128).T[None, :, :, None].expand(tensors["q"].shape))
-    tensors["k"].mul_(0.02).add_(first / 8)  # the scale is 1 / 8, of 64 products
-    tensors["k"][:, 192:] += (last - first) / 8
+    tensors["k"].mul_(0.02).add_(last / 8)  # the scale is 1 / 8, of 64 products
+    begin, end = COLUMNS[columns]
+    for block in range(3):
+        tensors["k"][:, block * 64 + begin : block * 64 + end] += (first - last) / 8
     run_on_cpu(emulated_kernel(spec, text), tensors, {"softcap": 30.0}, limits=LIMITS)
     return Expected.of(tensors, {"softcap": 30.0}).judge(tensors)
 
 
+COLUMNS = {"all": (0, 64), "summed": (0, 48), "looked-at": (48, 64)}  # of a K block of 64 keys, of which sums or scores tell
 FALLING = {"small-then-low": (-4.3, -8.0), "low": (-16.0, -16.0), "small-then-lower": (1.0, -200.0), "small-then-high": (1.0, 8.0)}
 
 
 @pytest.mark.parametrize(("kernel", "dtype"), [("softcap-sm90", Dtype.FP16), ("softcap-causal-sm90", Dtype.BF16)])
+@pytest.mark.parametrize("columns", COLUMNS)
 @pytest.mark.parametrize("scores", FALLING.values(), ids=FALLING)
-def test_guesses_that_scores_are_small_are_right_or_taken_back(scores: tuple[float, float], kernel: str, dtype: Dtype) -> None:
+def test_guesses_that_scores_are_small_are_right_or_taken_back(
+    scores: tuple[float, float], columns: str, kernel: str, dtype: Dtype
+) -> None:
     spec = spec_of(kernel, dtype)
-    verdict = judged_where_scores_fall(emulated_text(spec), spec, *scores)
+    verdict = judged_where_scores_fall(emulated_text(spec), spec, *scores, columns)
     assert verdict.ok, verdict.message
 
 
 @pytest.mark.parametrize(
-    ("find", "by", "kernel", "scores"),
+    ("find", "by", "kernel", "scores", "columns"),
     [
-        ("total >= least && total < most", "total < most", "softcap-sm90", FALLING["small-then-low"]),
-        ("quad_sum(row_sum[h]) > 0.0f ? row_max[h] : kInitialRowMax", "row_max[h]", "softcap-sm90", FALLING["low"]),
-        ("fminf(inverse, 1.0f)", "inverse", "softcap-causal-sm90", FALLING["small-then-low"]),
+        ("const u32 bits = __float_as_uint(least);", "const u32 bits = 0;", "softcap-sm90", "small-then-low", "summed"),
+        ("__float_as_uint(most) - bits;", "0xff800000 - bits;", "softcap-sm90", "small-then-high", "summed"),
+        ("fmaf(y, y, minus_reach2) < 0.0f", "true", "softcap-sm90", "small-then-high", "looked-at"),
+        ("quad_sum(row_sum[h]) > 0.0f ? row_max[h] : kInitialRowMax", "row_max[h]", "softcap-sm90", "low", "all"),
+        ("fminf(inverse, 1.0f)", "inverse", "softcap-causal-sm90", "small-then-low", "all"),
     ],
-    ids=["low-sums-taken", "row-max-of-the-guess-kept", "low-totals-kept"],
+    ids=["low-sums-taken", "high-sums-taken", "last-scores-not-looked-at", "row-max-of-the-guess-kept", "low-totals-kept"],
 )
-def test_guesses_that_are_not_taken_back_are_found(find: str, by: str, kernel: str, scores: tuple[float, float]) -> None:
+def test_guesses_that_are_not_taken_back_are_found(find: str, by: str, kernel: str, scores: str, columns: str) -> None:
     spec = spec_of(kernel)
     text = emulated_text(spec)
     assert text.text.count(find) == 1
-    assert not judged_where_scores_fall(replace(text, text=text.text.replace(find, by)), spec, *scores).ok
+    assert not judged_where_scores_fall(replace(text, text=text.text.replace(find, by)), spec, *FALLING[scores], columns).ok
 
 
 def judged_where_lanes_have_no_keys(text: Source, spec: KernelSpec) -> Verdict:
@@ -358,8 +366,8 @@ FAULTS = [
     fault("cap-before-scale", " p.softcap_step, ", " p.softcap_step * 8.0f, ", "softcap"),
     fault("no-map", "S[i][j][e] = tanh_of_small(S[i][j][e])", "S[i][j][e] *= 0.375f", "softcap"),
     fault("cubic-left-out", "fmaf(v, v, outer)", "fmaf(inner, inner, outer)", "softcap-sm90", "far-below"),
-    fault("small-taken-for-all", "fmaf(S[j][e], S[j][e], minus_reach2)", "fmaf(S[j][e], S[j][e], 64.0f * minus_reach2)", "softcap-sm90"),
-    fault("guess-not-checked", "total >= least && total < most", "true", "softcap-sm90", "rising"),
+    fault("small-taken-for-all", "fmaf(y[j][e], y[j][e], minus_reach2)", "fmaf(y[j][e], y[j][e], 64.0f * minus_reach2)", "softcap-sm90"),
+    fault("guess-not-checked", "kStaleRowMax && vote_sync_any(guessed && !small)", "false", "softcap-sm90", "rising"),
     fault("later-blocks-not-mapped", "small = map_unless", "small = !masked || map_unless", "softcap-sm90", "late"),
     fault("large-by-polynomial", "(bits & 0x40000000) != 0", "false", "softcap", "above"),
     fault("no-derivative", "(dp[i][j][e] - delta[e % 2]) * score_derivative(s[i][j][e], chain)", "dp[i][j][e] - delta[e % 2]", _CAPPED),

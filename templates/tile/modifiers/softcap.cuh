@@ -7,14 +7,22 @@ struct Softcap : HidesNothing<Softcap> {
     static constexpr bool kMapsScores = true;
     static constexpr float kReach = 0.75f;  // the polynomial is for arguments x of tanh up to this: for |z| < 2, where z = x * 2 / kReach
     float step;                             // from S to z
-    // For |S| < reach, with y = unit * S, the base-2 exponent is y * ((y^2 + inner)^2 + outer), to about 2^-23.
-    float minus_reach2, unit, inner, outer;
-    float least_p, most_p;  // see small_sums
+    // Small scores are those with |y| < reach, where y = unit * S: the base-2 exponent is y * ((y^2 + inner)^2 + outer), to about 2^-23.
+    float unit, minus_reach2, inner, outer;
+    float step_of_unit;         // from y to z
+    float least_sum, most_sum;  // see small_sums
 
     template <class Parameters>
     __device__ __forceinline__ static Softcap of(const Parameters& p, int, int) {
-        return {{},                p.softcap_step,  p.softcap_minus_reach2, p.softcap_unit,
-                p.softcap_inner,   p.softcap_outer, p.softcap_least_p,      p.softcap_most_p};
+        return {{},
+                p.softcap_step,
+                p.softcap_unit,
+                p.softcap_minus_reach2,
+                p.softcap_inner,
+                p.softcap_outer,
+                p.softcap_step_of_unit,
+                p.softcap_least_sum,
+                p.softcap_most_sum};
     }
 
     // Whether some |z| >= 2, or is not a number, given the bits of all of them, ored: the exponents of these alone have the highest bit.
@@ -74,26 +82,28 @@ struct Softcap : HidesNothing<Softcap> {
             for (int e = 0; e < 4; ++e) launder(four[e]), S[j][e] = __uint_as_float(four[e]);
         }
     }
-    // For those that make the map of small scores a part of the exponential: changes all scores of a warp, unless all are small.
+    // For those that make the map of small scores a part of the exponential: changes all of a warp's y, unless all are small.
     template <int kTiles>
-    __device__ __forceinline__ bool change_unless_small(float (&S)[kTiles][4]) const {
-        u32 all_small = 0x80000000;  // the highest bit of S^2 - reach^2, which is set if the score is small, and not if it is no number
+    __device__ __forceinline__ bool change_unless_small(float (&y)[kTiles][4]) const {
+        u32 all_small = 0x80000000;  // the highest bit of y^2 - reach^2, which is set if the score is small, and not if it is no number
 #pragma unroll
         for (int j = 0; j < kTiles; ++j)
 #pragma unroll
-            for (int e = 0; e < 4; ++e) all_small &= __float_as_uint(fmaf(S[j][e], S[j][e], minus_reach2));
+            for (int e = 0; e < 4; ++e) all_small &= __float_as_uint(fmaf(y[j][e], y[j][e], minus_reach2));
         const bool small = !vote_sync_any(all_small == 0);
-        if (!small) change_large(S, step);
+        if (!small) change_large(y, step_of_unit);
         return small;
     }
-    // Rises with s, even where that is not small.
-    __device__ __forceinline__ float small_log2(float s, float row_max) const {
-        const float y = s * unit, v = fmaf(y, y, inner);
+    // Rises with y, even where the score is not small.
+    __device__ __forceinline__ float small_log2(float y, float row_max) const {
+        const float v = fmaf(y, y, inner);
         return fmaf(y, fmaf(v, v, outer), -row_max);
     }
-    // P of a score below all small ones is too low by least_p * 2^-22 at most, and by as much of a sum at most if others make that so high.
-    // From 1 on log_sum_exp takes row sums.
-    __device__ __forceinline__ SmallSums small_sums(int count) const { return {fmaf(static_cast<float>(count), least_p, 1.0f), most_p}; }
+    // Whether scores whose |y| is at most so much are small.
+    __device__ __forceinline__ bool small_up_to(float y) const { return fmaf(y, y, minus_reach2) < 0.0f; }
+    // P of scores below all small ones are too low, together by less than 2^-22 of a sum if others make that so high. From 1 on log_sum_exp
+    // takes row sums.
+    __device__ __forceinline__ SmallSums small_sums() const { return {least_sum, most_sum}; }
 
     __device__ __forceinline__ float changed(float s, int, int) const { return tanh_of(s * step); }
     // Of the score of a hidden key, which is -inf, too.

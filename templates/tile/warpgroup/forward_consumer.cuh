@@ -170,7 +170,7 @@ struct ForwardConsumer {
 //% if maps and not folds
         map_scores(S, position(), chain);
 //% elif scatters and folds
-        const bool small = map_unless_small(S[0], chain);
+        const bool small = map_unless_small(S[0], small_unit(chain), chain);
 //% endif
 //% if adds and not linear
         RowOffset offset[1][2] = {};
@@ -202,12 +202,12 @@ struct ForwardConsumer {
         bool updates = softmax.updates(new_tile || needs_row_max);
         while (!softmax.exp2_and_sum(P_made, S[0], updates, small, chain)) {}
 //% else
-        float partial[2][2];
+        float partial[2][2], by = small_unit(chain);
         softmax.needs_rescale = false;
 #pragma unroll 1
-        for (bool guessed = !softmax.updates(masked), small = guessed;;) {  // most blocks do its first line, and jump over the rest
-            if (small) { if (softmax.exponentiate_small(P_made, partial, S[0], guessed, chain)) break; else softmax.stop_guessing(); }
-            guessed = false, small = map_unless_small(S[0], chain);  // once: a block that is not guessed about is not computed again
+        for (bool guessed = !softmax.updates(masked), small = guessed;; by = 1.0f) {  // most blocks do the first line alone
+            if (small && softmax.exponentiate_small(P_made, partial, S[0], by, guessed, chain)) break;
+            guessed = false, small = map_unless_small(S[0], by, chain);  // once: a block that is not guessed about is not computed again
             int first_key = k_block * kBlockKv;  // laundered: else columns would be found before the loop, and kept
             if (launder(first_key); masked) mask_scores<kPackGqa>(S, first_query * kPackGqa + warp_row(), first_key, chain);
             softmax.update_row_max_if_any(S[0], small, chain);

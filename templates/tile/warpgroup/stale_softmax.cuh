@@ -73,7 +73,7 @@ struct OnlineSoftmax {
     template <class Chain>
     __device__ __forceinline__ void restart(bool sees_whole_blocks, const Chain& chain) {
         restart();
-        if (!kStaleRowMax || !sees_whole_blocks || small_sums(1, chain).most == 0.0f) return;
+        if (!kStaleRowMax || !sees_whole_blocks || small_sums(chain).most == 0.0f) return;
         row_max[0] = row_max[1] = 0.0f;
         updates_every_block = false;
     }
@@ -253,14 +253,30 @@ struct OnlineSoftmax {
         }
 //% else
     // accumulator layout make one operand. Sums of P go to `partial`, and from there by add_to_sums to the row sums.
-    // Of scores that are small, or are guessed to be. The result: whether they are.
+    // Of scores that are small, or are guessed to be, which are multiplied by `by` first. Returns false if they are not: then nothing is
+    // guessed from here on, and `by` becomes 1.
     template <int kKeyTiles, class Chain>
-    __device__ __forceinline__ bool exponentiate_small(u32 (&P)[kKeyTiles / 2][4], float (&partial)[2][2], const float (&S)[kKeyTiles][4],
-                                                       bool guessed, const Chain& chain) const {
-        exponentiate<true>(P, partial, S, chain);
-        const SmallSums sums = small_sums(2 * kKeyTiles, chain);
-        const bool right = sums.has(partial[0][0] + partial[0][1]) && sums.has(partial[1][0] + partial[1][1]);
-        return !kStaleRowMax || !vote_sync_any(guessed && !right);
+    __device__ __forceinline__ bool exponentiate_small(u32 (&P)[kKeyTiles / 2][4], float (&partial)[2][2], float (&S)[kKeyTiles][4],
+                                                       float& by, bool guessed, const Chain& chain) {
+        // Nothing would hide how long a vote takes behind the last exponential. So it is held before those of the last column tiles, whose
+        // scores are looked at themselves.
+        constexpr int kSummed = kKeyTiles - 2;
+        multiply_scores(S, by);
+        float highest = 0.0f;
+#pragma unroll
+        for (int j = kSummed; j < kKeyTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) highest = fmaxf(highest, fabsf(S[j][e]));
+        partial[0][0] = partial[0][1] = partial[1][0] = partial[1][1] = 0.0f;
+        exponentiate_tiles<true, 0, kSummed>(P, partial, S, chain);
+        const bool small = small_up_to(highest, chain) &&
+                           small_sums(chain).have(partial[0][0] + partial[0][1], partial[1][0] + partial[1][1]);
+        const bool wrong = kStaleRowMax && vote_sync_any(guessed && !small);
+        exponentiate_tiles<true, kSummed, kKeyTiles>(P, partial, S, chain);
+        if (!wrong) return true;
+        by = 1.0f;
+        stop_guessing();
+        return false;
     }
     // Of a block that was looked at: if all rows were guessed to have small scores, and these are not, they have a row max from now on.
     template <int kKeyTiles, class Chain>
@@ -354,8 +370,14 @@ struct OnlineSoftmax {
     __device__ __forceinline__ void exponentiate(u32 (&P)[kKeyTiles / 2][4], float (&partial)[2][2], const float (&S)[kKeyTiles][4],
                                                  const Chain& chain) const {
         partial[0][0] = partial[0][1] = partial[1][0] = partial[1][1] = 0.0f;
+        exponentiate_tiles<kSmall, 0, kKeyTiles>(P, partial, S, chain);
+    }
+    // The same of column tiles kFrom to kTo - 1, whose sums are added to `partial`.
+    template <bool kSmall, int kFrom, int kTo, int kKeyTiles, class Chain>
+    __device__ __forceinline__ void exponentiate_tiles(u32 (&P)[kKeyTiles / 2][4], float (&partial)[2][2], const float (&S)[kKeyTiles][4],
+                                                       const Chain& chain) const {
 #pragma unroll
-        for (int j = 0; j < kKeyTiles; ++j)
+        for (int j = kFrom; j < kTo; ++j)
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 float p[2];
