@@ -20,6 +20,7 @@ _OF_PREPROCESS = (
     *(Parameter("int", name) for name in ("seen_words", "seen_rows", "ordered_heads", "heads_together")),
 )
 _COUNT_BYTES = 4
+MOST_RANKED = 1024  # key tiles of a head: a block compares each with all others, and so many times as many as SMs end evenly anyway
 
 
 @cache
@@ -44,14 +45,20 @@ def order_values(problem: Problem, seen: TileLaunch, w: Workload) -> dict[str, i
         return {}
     values = seen.launches[0].values
     rows, together = whole(values["seen_rows"]), w.heads_q // w.heads_kv if values["seen_heads"] != 1 else 1
-    return {"seen_rows": rows, "ordered_heads": _all_rows(seen) // rows // together, "heads_together": together}
+    ordered = _all_rows(seen) // rows // together if _are_few(seen) else 0
+    return {"seen_rows": rows, "ordered_heads": ordered, "heads_together": together}
 
 
 def order_buffers(problem: Problem, seen: TileLaunch) -> tuple[Buffer, ...]:
     """A number for each row of tiles: how many query tiles see it, and which row comes at its place."""
-    if not orders_keys(problem):
+    if not orders_keys(problem) or not _are_few(seen):
         return ()
     return tuple(Buffer(each.name, _COUNT_BYTES * _all_rows(seen)) for each in (_COUNTS, _ORDER))
+
+
+def _are_few(seen: TileLaunch) -> bool:
+    """Whether a head has so few key tiles that a block ranks them while others read dO."""
+    return whole(seen.launches[0].values["seen_rows"]) <= MOST_RANKED
 
 
 def _all_rows(seen: TileLaunch) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from flashgen.codegen import key_order
 from flashgen.codegen.devices import device_of_target
 from flashgen.codegen.modifiers.traced import name_of_functions
 from flashgen.codegen.operands import Role
@@ -16,9 +17,9 @@ from flashgen.codegen.workload import Workload
 from flashgen.launch.cpu import view_of
 from flashgen.launch.tensors import Tensors
 from flashgen.traced.modifier import modifier_in_call
-from tests.support.named_kernels import NamedKernel
+from tests.support.named_kernels import NamedKernel, judged
 from tests.support.plan import few_of
-from tests.support.runs import emulated_kernel
+from tests.support.runs import emulated_kernel, emulated_text
 
 TABLE = torch.zeros(1, 1, 1, 1, dtype=torch.bool)
 BATCH, HEADS_Q, HEADS_KV, LENGTHS = 2, 4, 2, (700, 1900)
@@ -41,6 +42,16 @@ KERNELS = {
         ("sm90-heads", "attention_backward_sm90", of_each),
     )
 }
+
+
+def test_more_key_tiles_than_a_block_should_rank_come_one_behind_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_order, "MOST_RANKED", 2)
+    spec = KERNELS["persistent-heads"].spec()
+    tensors = Tensors.random(spec.problem, Workload(BATCH, HEADS_Q, HEADS_KV, 70, 300), torch.Generator().manual_seed(5))
+    program = spec.family.program(spec.config, tensors.call(), device_of_target(spec.target))
+    assert "key_order" not in {buffer.name for buffer in program.buffers}
+    verdict = judged(spec, emulated_text(spec), tensors)
+    assert verdict.ok, verdict.message
 
 
 @pytest.mark.parametrize("name", few_of(KERNELS, "persistent-heads"))

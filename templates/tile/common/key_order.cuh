@@ -1,7 +1,8 @@
 // In which order blocks of a backward pass take the key tiles of a head, where masks hide keys of no range: those that the most query tiles
 // see come first (LPT scheduling), so that a launch ends with the shortest work tiles.
 //
-// p.key_order has a number for each row of SeenTiles; rows of heads that share keys have one order, which lies at the first of them.
+// p.key_order has a number for each row of SeenTiles; rows of heads that share keys have one order, which lies at the first of them. It is
+// null where a head has more rows than one block should rank: then they come one behind the other.
 
 // By the first blocks of a kernel behind `_tiles`, one for each order. p.key_counts: memory for how many tiles see each key tile.
 template <int kThreads, class Parameters>
@@ -30,5 +31,6 @@ __device__ __forceinline__ void order_key_tiles(const Parameters& p) {
 // The key tile of a head that comes after `before` others.
 template <class Parameters>
 __device__ __forceinline__ int ordered_key_tile(const Parameters& p, int batch, int head_kv, int before) {
+    if (p.key_order == nullptr) return before;
     return static_cast<int>(p.key_order[static_cast<i64>(batch) * p.seen_batch + head_kv * p.group * p.seen_head + before]);
 }
