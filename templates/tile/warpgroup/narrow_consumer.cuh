@@ -97,7 +97,9 @@ struct NarrowConsumer {
         };
         auto position = find_terms();
 //% endif
+//% if not scatters
         if (next.left > 0) consumer_wait(state);
+//% endif
 #pragma unroll 1
         while (next.left > 0) {
             const auto queries = stages.query_tile(state.stage);
@@ -242,7 +244,9 @@ struct NarrowConsumer {
 //% if ahead
             if (next.left > 0) position = find_terms();
 //% endif
+//% if not scatters
             if (next.left > 0) consumer_wait(following);
+//% endif
             wgmma_wait_group<0>();
             launder(dK);
             release(stages.query_pipeline);
