@@ -38,7 +38,7 @@ _BEFORE_ATOMS = ("language", "shared", "fiber", "schedule", "report", "extent", 
 # Atoms with bodies in templates/emulator/runtime, as those files have, and what these atoms need: each comes after what it uses.
 _WITH_BODIES = (
     *("types", "index", "shared_memory", "cp_async", "mma_sync", "cluster", "mbarrier", "mbarrier_cluster"),
-    *("cp_async_bulk", "cp_async_bulk_tensor", "cp_async_bulk_send", "wgmma"),
+    *("cp_async_bulk", "cp_async_bulk_tensor", "cp_async_bulk_store", "cp_async_bulk_send", "wgmma"),
 )
 _RUNNING = ("isolate", "residents")  # what runs the kernels, of the same folder
 _CHAIN = "common/score_chain"  # of the tile operations: every link comes after it
@@ -48,7 +48,7 @@ _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key", "fetches"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
     *("traced_tiles", "traced_distances", "ahead", "linear", "hides", "overwrites", "packed", "cached", "invariant", "e4m3", "early"),
-    *("at_once", "offsets", "fronts", "looks", "far"),
+    *("at_once", "offsets", "fronts", "looks", "far", "zeroes"),
 )
 _FETCHING = ("cp_async", "ldmatrix")  # atoms of common/fetched_tensor
 _COLUMNS = 120

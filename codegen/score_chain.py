@@ -42,7 +42,8 @@ def conditions(
     at_once: whether they change scores before the exponential, see `Family.changes_at_once`: then none of `folds` and `offsets`,
     of which the last says that the exponential adds what links leave to it; fronts: whether tiles may begin before the first key;
     opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; bends: a link bends scores, and their gradients know it; scatters: see
-    `Modifier.scattered_by`; looks: see tree_mask.py; all others: see `TracedModifier.conditions`
+    `Modifier.scattered_by`; looks: see tree_mask.py; zeroes: sums of dQ are zeroed beside other work, where a family says so (its context);
+    all others: see `TracedModifier.conditions`
     """
     maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
     found: dict[str, object] = {"maps": maps, "folds": maps and not adds and not at_once, "adds": adds, "changes": maps or adds}
@@ -57,7 +58,7 @@ def conditions(
     found["fetches"] = may_fetch and any(one.fetched for one in modifiers)
     found["scatters"] = any(one.scattered_by is not None for one in modifiers)
     found |= dict.fromkeys(("traced", "traced_score", "traced_slope", "traced_gradients", "traced_tiles", "traced_distances"), "")
-    found |= {"traced_mask": False, "learns": False, "ahead": False, "looks": False, "linear": False, "far": False}
+    found |= dict.fromkeys(("traced_mask", "learns", "ahead", "looks", "linear", "far", "zeroes"), False)
     for one in modifiers:
         found |= one.conditions
     if not may_share:

@@ -24,6 +24,7 @@ def found(name: str) -> Words:
 
 def test_bulk_copies() -> None:
     assert np.array_equal(found("bulk-copy"), bits(64))
+    assert np.array_equal(found("bulk-stores"), bits(64))
 
 
 def test_stmatrix_trans() -> None:

@@ -67,6 +67,23 @@ def test_results_and_gradients(name: str, head_dim: int) -> None:
             assert apart <= 2**-6 * max(1.0, float(other.detach().abs().max())), (dtype, heads, batch, lengths, size)
 
 
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("name", ["blocks", "parts"])
+def test_sums_of_many_heads_are_zeroed_in_time(name: str, head_dim: int) -> None:
+    """Those that the preprocess kernel leaves to the main one: of heads whose work tiles are more than run at once."""
+    shapes = ((3, 100, 700, head_dim), *((3, 50, 520, head_dim),) * 2)
+    given = [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+    floats = [t.detach().double().requires_grad_() for t in given]
+    wanted = exact(FUNCTIONS[name], *floats)
+    into = torch.randn(shapes[0], device="cuda", dtype=torch.bfloat16)
+    right = torch.autograd.grad(wanted, floats, into.double())
+    out = flashgen.attention(*given, layout="bhsd", block_mask=own(name, 3, 100, (700, 520), 128))
+    for _ in range(20):
+        torch.full((1 << 28,), torch.nan, device="cuda")  # what buffers are made of
+        for one, other in zip(torch.autograd.grad(out, given, into, retain_graph=True), right, strict=True):
+            assert float((one.double() - other).abs().max()) <= 2**-6 * max(1.0, float(other.abs().max()))
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_own_states_are_flexattentions(name: str) -> None:
     for lengths, size in (((1024, 2048), 128), ((512, 384), (64, 128)), ((896, 640), (128, 32))):

@@ -81,6 +81,22 @@ BULK = """
     }
     out[0] = load_shared(t < 4 ? place + 512 + t * 4 : place + t * 4);
 """
+# Two copies out of a ring of two groups, of which the first one is there before its source is written again.
+BULK_STORES = """
+    const SharedAddress place = shared_memory();
+    store_shared(place + t * 4, in[t]);
+    fence_proxy_async();
+    barrier_sync();
+    if (t == 0) {
+        cp_async_bulk_store(out, place, 16);
+        cp_async_bulk_commit_group();
+        cp_async_bulk_store(out + 4, place + 16, 240);
+        cp_async_bulk_commit_group();
+        cp_async_bulk_wait_group<1>();
+        store_shared(place, 77);
+        cp_async_bulk_wait_group<0>();
+    }
+"""
 # How many lanes are elected, and whether they are the same the second time. PTX leaves open which one it is.
 ELECT = """
     const bool elected = elect_sync();
@@ -92,6 +108,7 @@ PROBES = [
     hopper("elect", ELECT, lambda: bits(64), 2),
     hopper("stmatrix-trans", STMATRIX_TRANS, lambda: bits(256), 4),
     hopper("bulk-copy", BULK, lambda: bits(64)),
+    hopper("bulk-stores", BULK_STORES, lambda: bits(64)),
     hopper("griddepcontrol", "griddepcontrol_launch_dependents(); griddepcontrol_wait(); out[0] = in[t];", lambda: bits(64)),
     *(products("wgmma_ss_trans_a", *shape) for shape in TRANS_A_SHAPES),
     *(products("wgmma_ss_trans_b", *shape) for shape in TRANS_B_SHAPES),

@@ -18,7 +18,7 @@ from flashgen.codegen.families.attention_backward_sm90.family import (
     THREADS,
     AttentionBackwardSm90,
 )
-from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, panels
+from flashgen.codegen.families.attention_backward_sm90.launch import PANEL, heads_of_l2_group, panels
 from flashgen.codegen.families.attention_backward_sm90.parameters import main_parameters
 from flashgen.codegen.families.attention_backward_sm90.registers import accumulators, widest_with_tensors
 from flashgen.codegen.far_queries import far_query_kernels, far_query_resources
@@ -47,6 +47,8 @@ PACKED_QUERIES_CHANGED = 80  # the most where one modifier maps scores and anoth
 WIDEST_CHANGED = 96  # head dims with which there may be so many beside elements in memory
 PROGRESS = Parameter("u32*", "d_q_progress")
 COUNTER_BYTES = 4  # an int
+ZERO_BYTES = 4096  # SumZeros::kBytes
+_ZEROED = tuple(Parameter("int", n) for n in ("zeroed_heads", "zeroed_share", "zeroed_counters"))
 
 
 class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
@@ -117,17 +119,20 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         column_tiles = config.block_q // 8 if config.transposes_d_q else padded(problem.head_dim) // 8
         part = 4 * 128 * column_tiles  # QueryGradient: 16 rows of its accumulators
         rounding = config.sum_stages * (part + STAGE_BYTES + (16 if problem.is_packed else 4)) + self.postprocess_bytes(problem, config)
-        return super().shared_bytes(problem, config) + int(rounding) + (PACKED_CLAIM_BYTES if problem.is_packed else CLAIM_BYTES)
+        rounding += PACKED_CLAIM_BYTES if problem.is_packed else CLAIM_BYTES
+        return super().shared_bytes(problem, config) + int(rounding) + ZERO_BYTES * zeroes_beside(problem)
 
     def kernels(self, problem: Problem, config: Any) -> tuple[KernelText, ...]:
         """See Family. In the order of their launches."""
-        rows = gradient_block(self.row_parameters, problem)
+        rows, main = gradient_block(self.row_parameters, problem), gradient_block(self.parameters, problem, main=True)
+        if zeroes_beside(problem):
+            rows, main = rows.with_fields(Parameter("int", "zeroed_tiles")), main.with_fields(*_ZEROED)
         return (
             *gradient_sequences(problem),
             *tile_kernels(problem),
             *far_query_kernels(problem),
             KernelText(with_modifiers(with_key_order(rows, problem), problem), "_preprocess", "RowParameters"),
-            KernelText(main_parameters(gradient_block(self.parameters, problem, main=True), problem)),
+            KernelText(main_parameters(main, problem)),
             *gradient_kernels(problem),
         )
 
@@ -149,17 +154,32 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
     def schedule_values(self, config: Any, call: Call, w: Workload, device: Device) -> dict[str, int | float]:
         """See AttentionBackwardSm90."""
         query_tiles, key_tiles = self.tiles_of_head(config, w)
-        return {
+        values: dict[str, int | float] = {
             "work_tiles": key_tiles * w.heads_kv * w.batch,
             "launched_blocks": self.grids(config, w, device)[""],
             "sum_tiles": query_tiles * w.heads_q * w.batch,
-            "progress_counters": _progress_counters(call.workload),
+            "progress_counters": _progress_counters(call.problem, call.workload),
         }
+        if not zeroes_beside(call.problem):
+            return values
+        tiles = query_tiles * (w.heads_q // w.heads_kv)
+        together = heads_of_l2_group(call.problem, w, key_tiles, device)
+        heads = -(-device.sm_count // (key_tiles * together)) * together  # whose work tiles are as many as run at once
+        of_heads = {"zeroed_heads": heads, "zeroed_tiles": heads * tiles}
+        return values | of_heads | {"zeroed_share": -(-tiles // key_tiles), "zeroed_counters": 1 + w.heads_kv * w.batch}
 
     def buffers(self, config: Any, call: Call, w: Workload) -> tuple[Buffer, ...]:
         """See AttentionBackwardSm90."""
-        progress = Buffer(PROGRESS.name, COUNTER_BYTES * _progress_counters(call.workload))
+        progress = Buffer(PROGRESS.name, COUNTER_BYTES * _progress_counters(call.problem, call.workload))
         return (*super().buffers(config, call, w), progress, Buffer("tile_counter", COUNTER_BYTES, BufferKind.STREAM_COUNTER))
+
+    def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """See Family."""
+        atoms, tiles = super().files(problem)
+        if not zeroes_beside(problem):
+            return atoms, tiles
+        before = tiles.index("warpgroup/background_rounding")
+        return (*atoms, "cp_async_bulk_store"), (*tiles[:before], "warpgroup/sum_zeros", *tiles[before:])
 
     def context(self, problem: Problem, config: Any, target: Target) -> dict[str, object]:
         """See Family.
@@ -169,6 +189,7 @@ class AttentionBackwardPersistentSm90(AttentionBackwardSm90):
         """
         context = super().context(problem, config, target)
         context["walk"] = "HeadWalk" if scatters(problem) or any(one.hides_keys for one in modifiers_of(problem)) else "TileWalk"
+        context["zeroes"] = zeroes_beside(problem)
         if accumulators(problem, config) <= MOST_ACCUMULATORS:
             context["producer_registers"], context["consumer_registers"] = REGISTERS
         return context
@@ -203,9 +224,14 @@ def _lacks_registers(problem: Problem, config: Any) -> bool:
     return problem.is_packed and (accumulators(problem, config) > MOST_ACCUMULATORS or config.block_q > widest)
 
 
-def _progress_counters(w: Workload) -> int:
-    """Query tiles that are claimed to be rounded; work tiles whose dQ is added, for each key/value head."""
-    return 1 + w.batch * w.heads_kv
+def zeroes_beside(problem: Problem) -> bool:
+    """Whether the main kernel zeroes most sums of dQ."""
+    return scatters(problem)
+
+
+def _progress_counters(problem: Problem, w: Workload) -> int:
+    """Query tiles that are claimed to be rounded; for each key/value head work tiles whose dQ is added, and those whose zeros are there."""
+    return 1 + w.batch * w.heads_kv * (1 + zeroes_beside(problem))
 
 
 FAMILY = AttentionBackwardPersistentSm90()

@@ -1,6 +1,7 @@
 // What stands behind tensor copies (atoms/emulated/cp_async_bulk_tensor.cuh).
 
 #include <deque>
+#include <variant>
 
 namespace emulator {
 
@@ -91,11 +92,24 @@ void land(Block& block, const Box& box, Mbarrier& barrier) {
     barrier.bring(box.rows() * kRowBytes, true);
 }
 
+// A store of contiguous bytes: see cp_async_bulk_store.cuh.
+struct Piece {
+    void* destination;
+    SharedAddress source;
+    u32 bytes;
+
+    template <class Visit>
+    void visit_stored(const Visit& visit) const {
+        for (u32 chunk = 0; chunk < bytes; chunk += 16) visit(source + chunk);
+    }
+    void store() const { std::memcpy(destination, &current->shared.bytes[source], bytes); }
+};
+
 // The stores of a thread, by group, oldest first, that it has not waited for.
 struct Stores : Kept {
     struct OfThread {
-        std::deque<std::vector<Box>> groups;
-        std::vector<Box> open;
+        std::deque<std::vector<std::variant<Box, Piece>>> groups;
+        std::vector<std::variant<Box, Piece>> open;
     };
     std::vector<OfThread> threads{static_cast<std::size_t>(current->threads)};
 
@@ -104,10 +118,13 @@ struct Stores : Kept {
     void wait(std::size_t pending) {
         if (own().groups.size() > pending) tell("cp_async_bulk_wait_group_read");
         for (; own().groups.size() > pending; own().groups.pop_front())
-            for (const Box& box : own().groups.front()) {
-                if (current->options.late_copies) box.store();
-                box.visit_stored([](SharedAddress chunk) { current->shared.stored(chunk, 16, now()); });
-            }
+            for (const auto& any : own().groups.front())
+                std::visit(
+                    [](const auto& one) {
+                        if (current->options.late_copies) one.store();
+                        one.visit_stored([](SharedAddress chunk) { current->shared.stored(chunk, 16, now()); });
+                    },
+                    any);
     }
     void thread_ends(Block& block) override {
         if (!own().open.empty() || !own().groups.empty())

@@ -43,7 +43,9 @@ __device__ __forceinline__ void preprocess(const Parameters& p, const Chain& cha
 //% endif
     const Strides of_out{p.out_batch, p.out_head, p.out_row}, of_d_out{p.d_out_batch, p.d_out_head, p.d_out_row};
     float* row_lse = p.row_lse + index * RowLse<kBlockQ>::kFloats;
-//% if not packed
+//% if zeroes
+    if (index < p.zeroed_tiles) write_zeros<kThreads, kSums>(p.d_q_sum + index * kSums);  // see sum_zeros.cuh
+//% elif not packed
     write_zeros<kThreads, kSums>(p.d_q_sum + index * kSums);
 //% endif
     write_row_statistics<kThreads, kBlockQ, kHeadDimV>(

@@ -31,8 +31,15 @@ struct WorkClaims {
         mbarrier_init(done(), kWarps + 1);
     }
     // By one thread: claims until no work tile is left. find(i) is the one of number i; sums_complete(work) is called once its dQ is added.
+//% if zeroes
+    // handed_out(work): once others have it, and are done with the one before.
+    template <class Parameters, class Find, class HandedOut, class SumsComplete>
+    __device__ __forceinline__ void schedule(const Parameters& p, const Find& find, const HandedOut& handed_out,
+                                             const SumsComplete& sums_complete) const {
+//% else
     template <class Parameters, class Find, class SumsComplete>
     __device__ __forceinline__ void schedule(const Parameters& p, const Find& find, const SumsComplete& sums_complete) const {
+//% endif
         KeyWork last = {-1};
 //% if scatters
         griddepcontrol_wait();  // for the order of key tiles
@@ -60,6 +67,9 @@ struct WorkClaims {
                 sums_complete(last);
             }
             if (work.first_key < 0) return;
+//% if zeroes
+            handed_out(work);
+//% endif
 //% if hides or packed or scatters
             last = work;
             wait(empty(), parity);
