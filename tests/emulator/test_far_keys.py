@@ -23,7 +23,7 @@ from tests.support.fault import Fault, Setting
 from tests.support.runs import LIMITS, compile_ahead, emulated_kernel, emulated_text
 
 FAMILY, TARGET = find_family("attention_forward_sm90"), find_target("sm_90a")
-SLOPES = (0.9, 0.0, 3.0, 0.3, 0.05, -0.02)  # half of the heads share a head of keys
+SLOPES = (0.0, 0.9, 3.0, 0.3, 0.05, -0.02)  # half of the heads share a head of keys
 PROBLEM = Problem(Dtype.BF16, 64, mask=Mask.CAUSAL, modifiers=("alibi",))
 SPECS = {
     "two-consumers": KernelSpec(FAMILY, PROBLEM, AttentionForwardSm90Config(2, 64, 2, 2, 1), TARGET),
@@ -65,13 +65,14 @@ def _compile_at_once() -> None:
 def random_tensors(spec: KernelSpec, lengths: tuple[int, int], heads_kv: int = 2) -> Tensors:
     tensors = Tensors.random(spec.problem, Workload(2, len(SLOPES), heads_kv, *lengths), torch.Generator().manual_seed(3))
     tensors["alibi_slopes"].copy_(torch.tensor(SLOPES))
+    tensors["alibi_slopes"][1] *= 0.75
     return tensors
 
 
-def run(spec: KernelSpec, text: Source, tensors: Tensors) -> Verdict:
-    tensors.derive({})
-    run_on_cpu(emulated_kernel(spec, text), tensors, {}, limits=LIMITS)
-    return Expected.of(tensors, {}).judge(tensors)
+def run(spec: KernelSpec, text: Source, tensors: Tensors, **scalars: float) -> Verdict:
+    tensors.derive(scalars)
+    run_on_cpu(emulated_kernel(spec, text), tensors, scalars, limits=LIMITS)
+    return Expected.of(tensors, scalars).judge(tensors)
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -84,14 +85,24 @@ def test_results_are_right(spec: str, lengths: tuple[int, int], magnitude: float
     assert verdict.ok, verdict.message
 
 
+def rows_without_far_values(spec: KernelSpec, text: Source) -> torch.Tensor:
+    """Of each head, whether all of its last rows are finite, where the first values are not."""
+    tensors = random_tensors(spec, (450, 450))
+    tensors["v"][:, :64] = float("nan")
+    run(spec, text, tensors)
+    return tensors["out"].isfinite().all(-1)[:, 400:].all(1).all(0)
+
+
 @pytest.mark.parametrize("spec", SPECS)
 def test_values_of_far_keys_are_not_read(spec: str) -> None:
-    tensors = random_tensors(SPECS[spec], (450, 450))
-    tensors["v"][:, :64] = float("nan")
-    run(SPECS[spec], emulated_text(SPECS[spec]), tensors)
-    finite = tensors["out"].isfinite().all(-1)  # [batch, length, heads]
-    assert finite[:, 400:, torch.tensor(SLOPES) > 0.25].all()
-    assert not finite[:, :, torch.tensor(SLOPES) < 0.1].any()  # nothing is left out where terms do not say so
+    found = rows_without_far_values(SPECS[spec], emulated_text(SPECS[spec]))
+    assert found.tolist() == [slope > 0.25 for slope in SLOPES]  # nothing is left out where terms do not say so
+
+
+def test_keys_that_a_gentle_first_head_does_not_bound_are_found() -> None:
+    spec = SPECS["two-consumers"]
+    planted = Fault("first-head-alone", "!(counts || p.group_reciprocal != 0)", "!counts", Setting(spec.config, ()))
+    assert not rows_without_far_values(spec, planted.apply(emulated_text(spec), Atoms.EMULATED))[1:3].all()
 
 
 @pytest.mark.parametrize("lengths", LENGTHS)
@@ -141,15 +152,24 @@ def test_long_keys_count_from_afar(spec: str) -> None:
     assert verdict.ok, verdict.message
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_what_norms_cannot_bound_is_visited(value: float) -> None:
     """A row that sees it has NaN, as without leaving out keys."""
     spec = SPECS["two-consumers"]
     tensors = random_tensors(spec, (450, 450))
     tensors["k"][:, 3] = value
     run(spec, emulated_text(spec), tensors)
-    assert not tensors["out"][:, 300:].isfinite().all(-1).all(-1).any() or value == 1e30
-    assert tensors["out"][:, :3].isfinite().all()
+    finite = tensors["out"].isfinite().all(-1)  # [batch, length, heads]
+    assert not finite[:, 3:].any(0).any(0)[torch.tensor(SLOPES) < 1.0].any()
+    assert finite[:, :3].all()
+
+
+def test_norms_below_what_squares_hold_bound_scores() -> None:
+    spec = SPECS["two-consumers"]
+    tensors = with_keys_that_count(spec)
+    tensors["q"].mul_(2.0**-76), tensors["k"].mul_(2.0**61)
+    verdict = run(spec, emulated_text(spec), tensors, scale=2.0**12)
+    assert verdict.ok, verdict.message
 
 
 _OWN, _FOUND = "bound.own = fminf(bound.own, own);", "return (first + trailing_zeros(counting)) * kFarRows;"
@@ -162,6 +182,8 @@ FAULTS = {
     "one-query-tile-off": ("p.query_tiles + work.tile;", "p.query_tiles + min(work.tile + 1, p.query_tiles - 1);"),
     "bounded-by-one-part": (_PART, f"{_PART[:-8]} || i > 0) break;"),
     "counts-in-halves": (_FOUND, _FOUND.replace("* kFarRows", "* 2 * kFarRows")),
+    "keys-of-the-first-entry": ("const Element* k = p.k + rows.batch * p.k_batch", "const Element* k = p.k"),
+    "bounds-of-the-first-entry": ("const i64 head_kv = static_cast<i64>(rows.batch) * p.heads_kv", "const i64 head_kv = 0"),
 }
 
 
@@ -195,6 +217,10 @@ def test_faults_of_gradients_show(fault: str) -> None:
 
 def faulty_cases(spec: KernelSpec) -> Iterator[Tensors]:
     yield with_keys_that_count(spec)
+    of_entries = with_keys_that_count(spec)  # keys of one entry of the batch are longer
+    of_entries["q"].mul_(24.0)
+    of_entries["k"][0].mul_(0.05)
+    yield of_entries
     opposed = with_keys_that_count(spec)  # four queries have nothing to do with any key, the next four are opposed to all near them
     opposed["k"][:, 320:].copy_(direction_of(spec) * -40.0)
     opposed["q"][:, torch.arange(450) // 4 % 2 == 0] = 0.0

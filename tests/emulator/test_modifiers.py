@@ -267,7 +267,7 @@ def test_lse_of_steep_slopes_does_not_show_how_terms_are_rounded(scores: float) 
 
 def test_steep_slopes_that_share_where_scores_are_near_zero_are_found() -> None:
     spec = spec_of("alibi-causal-sm90")
-    planted = Fault("shared-near-zero", "* scale_log2 >= kNearZero", ">= -infinity()", Setting(spec.config, ()))
+    planted = Fault("shared-near-zero", "score * scale_log2 >= kNearZero", "score > -infinity()", Setting(spec.config, ()))
     assert not judged_with_steep_slopes(planted.apply(emulated_text(spec), Atoms.EMULATED), 0.01).ok
 
 

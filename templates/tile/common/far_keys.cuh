@@ -2,7 +2,8 @@
 // query that sees keys sees its own, which has no distance, and by Cauchy and Schwarz no product of a query and a key exceeds |q| |k|. So
 // before anything is multiplied it is known that P of a key is at most
 //   exp2(scale_log2 * (|q| |k| - q . own key) - slope * distance)
-// times P of the query's own key. The first keys of a work tile are left out if all of that together is at most kNegligible for each query.
+// times P of the query's own key. The first keys of a work tile are left out if all of that together is at most kNegligible for each query,
+// whatever their values are.
 
 // Less than what the row sum, in fp32, rounds away; fp16 holds no P that is as small.
 constexpr float kNegligible = 0x1p-26f;
@@ -52,12 +53,12 @@ __device__ __forceinline__ u32 largest_of_rows(u32 value) {
     return value;
 }
 
-// |x|^2 of the row of this lane, in all lanes of the row.
+// |x|^2 of the row of this lane, in all lanes of the row, and a little more: squares of what is below 2^-63 may round to 0.
 template <int kHeadDim, class Element>
 __device__ __forceinline__ float norm_of_row(const Element* row) {
     RowPart<kHeadDim> part;
     part.load(row, row);
-    return part.template product<Element>();
+    return part.template product<Element>() + 0x1p-126f;
 }
 
 // A warp bounds kFarRows queries and as many keys. Rows of q and k are aligned to 16 bytes. kByLse: in place of the product with its own

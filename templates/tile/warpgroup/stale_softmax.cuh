@@ -110,18 +110,19 @@ struct OnlineSoftmax {
         const float half = block.terms.half_a_step(), higher = fmaxf(highest[0] + half, highest[1] - half);
         needs_rescale = vote_sync_any(higher - row_max[0] > kHeadroom);
         const float next = needs_rescale ? fmaxf(row_max[0], higher) : row_max[0], by = ex2_approx_ftz(row_max[0] - next);
-        const bool steep = block.terms.half_a_step() > kSteep;
-        bool apart = !block.terms.may_share(), far_from_zero = false;
+        bool apart = !block.terms.may_share();
+        float score = -infinity();  // the highest of the lane
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const float total = quad_sum(row_sum[h]);
             const bool fits = total * by >= ex2_approx_ftz(-most_apart<Element>()) || highest[h] - next >= -most_apart<Element>();
             const bool has_no_key = total == 0.0f && highest[h] == -infinity();
             apart |= !(fits || has_no_key) || is_huge(highest[h], highest[h]);
-            far_from_zero |= steep && quad_max(lane_max(S, h)) * scale_log2 >= kNearZero;
+            score = fmaxf(score, lane_max(S, h));
         }
-        const bool shared = !huge;
-        huge |= vote_sync_any(apart) || (vote_sync_any(steep) && !vote_sync_any(far_from_zero));
+        const bool steep = block.terms.half_a_step() > kSteep, shared = !huge;
+        const bool near_zero = vote_sync_any(steep && score > -infinity()) && !vote_sync_any(steep && score * scale_log2 >= kNearZero);
+        huge |= vote_sync_any(apart) || near_zero;
         if (unlikely(huge)) {
             if (shared) part_rows(block.terms);
             block.add_whole(S);
