@@ -17,7 +17,7 @@ from .workload import Workload
 
 BOUNDS_SUFFIX, SUFFIX = "_bounds", "_first_keys"
 ROWS, WARPS = 64, 8  # kFarRows and kFarWarps
-FEWEST_KEYS = 1536  # reading q and k once more takes more of shorter calls than it brings: docs/performance-log.md, "Keys too far to count"
+FEWEST_KEYS = 1536  # reading q and k once more takes more of shorter calls than it brings: docs/performance-log.md, "Modifiers"
 ATOMS = ("bits", "griddepcontrol")
 TILE_FILE = "common/far_keys"
 BOUND_BUFFERS = tuple(Parameter("u32*", name) for name in ("query_bounds", "key_bounds"))

@@ -363,7 +363,7 @@ def fault(name: str, find: str, replace: str, kernel: str, values: str = "near")
 _DISTANCE, _HEAD = "(Position::kRowsAreKeys ? -causal_offset : causal_offset)", "of_batch[first], of_batch[second]"
 _CAPPED = "backward-softcap"
 FAULTS = [
-    fault("cap-before-scale", " p.softcap_step, ", " p.softcap_step * 8.0f, ", "softcap"),
+    fault("cap-before-scale", " p.softcap_step,\n", " p.softcap_step * 8.0f,\n", "softcap"),
     fault("no-map", "S[i][j][e] = tanh_of_small(S[i][j][e])", "S[i][j][e] *= 0.375f", "softcap"),
     fault("cubic-left-out", "fmaf(v, v, outer)", "fmaf(inner, inner, outer)", "softcap-sm90", "far-below"),
     fault("small-taken-for-all", "fmaf(y[j][e], y[j][e], minus_reach2)", "fmaf(y[j][e], y[j][e], 64.0f * minus_reach2)", "softcap-sm90"),
