@@ -365,7 +365,7 @@ def test_a_pick_is_held_against_the_fastest_of_any_family(capsys: pytest.Capture
 
 @pytest.mark.slow
 def test_calls_with_modifiers_enter_few_functions_more_than_a_plain_call() -> None:
-    """Of Python, in a process of its own: times depend on the machine, this does not. A memory address that is new costs two."""
+    """Of Python, in a process of its own: times depend on the machine, this does not."""
     most = {"window": 4, "softcap": 4, "alibi": 7, "key-padding": 7, "dropout": 10, "traced-window": 13, "traced-softcap": 16}
     most |= {"traced-alibi": 19, "traced-relative": 21, "traced-documents": 22, "block-mask": 39, "fresh-softcap": 16, "fresh-alibi": 19}
     command = [sys.executable, "-m", "tools.modifier_overhead", "--rounds", "1", "--calls", "2"]
