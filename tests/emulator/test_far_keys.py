@@ -82,7 +82,7 @@ def run(spec: KernelSpec, text: Source, tensors: Tensors, **scalars: float) -> V
     ("spec", "lengths", "magnitude"),
     few_of(
         itertools.product(SPECS, LENGTHS, (0.05, 1.0, 6.0)),
-        *(("two-consumers", (450, 450), 1.0), ("one-consumer", (200, 460), 6.0), ("two-consumers", (300, 130), 0.05)),
+        *(("two-consumers", (450, 450), 1.0), ("two-consumers", (200, 460), 6.0)),
     ),
 )
 def test_results_are_right(spec: str, lengths: tuple[int, int], magnitude: float) -> None:
@@ -115,14 +115,14 @@ def test_keys_that_a_gentle_first_head_does_not_bound_are_found() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "lengths"),
-    few_of(itertools.product(GRADIENTS, LENGTHS), ("persistent", (450, 450)), ("backward", (200, 460)), ("backward", (300, 130))),
+    few_of(itertools.product(GRADIENTS, LENGTHS), ("backward", (450, 450)), ("backward", (200, 460))),
 )
 def test_gradients_are_right(spec: str, lengths: tuple[int, int]) -> None:
     verdict = run(GRADIENTS[spec], emulated_text(GRADIENTS[spec]), random_tensors(GRADIENTS[spec], lengths))
     assert verdict.ok, verdict.message
 
 
-@pytest.mark.parametrize("spec", few_of(GRADIENTS, "persistent"))
+@pytest.mark.parametrize("spec", few_of(GRADIENTS, "backward"))
 def test_gradients_of_far_queries_are_not_read(spec: str) -> None:
     tensors = random_tensors(GRADIENTS[spec], (450, 450), len(SLOPES))
     tensors["d_out"][:, 400:] = float("nan")
