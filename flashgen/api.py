@@ -196,8 +196,9 @@ def attention(
     that sees no key, or whose scores are all -inf, gives 0 and an lse of -inf, where plain PyTorch gives NaN. On Hopper, bf16 values of v
     beyond 2^41 may overflow in rows whose scaled scores rise by some 50 from their last keys to earlier ones. Probabilities are divided by
     their sum at the end, so that the sum of |v| over the keys that a row sees must be finite in fp32.
-    With `alibi_slopes` and causal=True Hopper's kernels may leave out keys of which nothing more than 2^-26 of a row's probability can be,
-    whatever their v is, be it NaN or 2^26 times as large as others (docs/kernels.md, "Softcap and ALiBi").
+    With `alibi_slopes` and causal=True Hopper's kernels may leave out a row's farthest keys, where these together can have no more than
+    2^-26 of the probability of its own key, whatever their v is, be it NaN or 2^26 times as large as others (docs/kernels.md,
+    "Softcap and ALiBi").
 
     The first call for a problem and length bucket may compile (about two seconds on Hopper); `warm` does that ahead of time.
     Raises ArgumentError for bad arguments, DriverError and CompileError for the machine's faults, CaptureError for a first
