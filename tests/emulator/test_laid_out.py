@@ -99,7 +99,7 @@ def test_fakes_say_how_outputs_lie(name: str) -> None:
         assert fake.stride() == found.stride() or not found.numel()
 
 
-@pytest.mark.parametrize("name", few_of([name for name in CALLS if not name.startswith("no ")], "one projection", "one query of rows"))
+@pytest.mark.parametrize("name", few_of([name for name in CALLS if not name.startswith("no ")], "one projection"))
 def test_compiled_calls_give_what_others_give(name: str) -> None:
     leaves = [tensor.requires_grad_() for tensor in CALLS[name][0]()]
 
@@ -128,7 +128,8 @@ class Layer(torch.nn.Module):
         return out.transpose(1, 2).view(batch, length, -1)  # not a reshape: a copy would be an error
 
 
-@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_one_graph_is_for_all_lengths(backend: str) -> None:
     layer, counter = Layer(), CompileCounterWithBackend(backend)
     compiled = torch.compile(layer, backend=counter, fullgraph=True)
@@ -159,7 +160,8 @@ def test_exported_programs_of_other_lengths() -> None:
     assert torch.equal(program(x), layer(x))
 
 
-@pytest.mark.parametrize("name", few_of(["rows", "rows on a cache of heads", "one query of rows"], "rows on a cache of heads"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["rows", "rows on a cache of heads", "one query of rows"])
 def test_the_operators_pass_pytorchs_own_checks(name: str) -> None:
     tensors = CALLS[name][0]()
     for operator in (torch.ops.flashgen.attention_output.default, torch.ops.flashgen.attention_forward.default):

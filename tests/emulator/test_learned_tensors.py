@@ -111,6 +111,7 @@ def test_only_what_requires_grad_gets_one(monkeypatch: pytest.MonkeyPatch) -> No
     assert asked[0].rpartition(": ")[2].count("t") == 1
 
 
+@pytest.mark.slow
 def test_functions_that_learn_nothing_have_no_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     q, x, y = stacked(1, 33, 4, 16), drawn(33).requires_grad_(), drawn(40)
 

@@ -144,7 +144,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", few_of(FAULTS, "a-part-taken-for-all", "beyond-the-last-query", "heads-for-batches"))
+@pytest.mark.parametrize("name", few_of(FAULTS, "a-part-taken-for-all"))
 def test_a_fault_shows(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     function, find, replace = FAULTS[name]
 

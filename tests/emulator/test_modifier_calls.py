@@ -224,6 +224,7 @@ def test_pytorchs_ways_to_ask_for_it() -> None:
         torch.vmap(call)(q[:, None], slopes(2, 4))
 
 
+@pytest.mark.slow
 def test_sinks_have_gradients_in_all_of_pytorchs_ways() -> None:
     q, sinks = stacked(2, 33, 4, 16), torch.tensor([3.0, -2.0, 5.0, 0.0])
 

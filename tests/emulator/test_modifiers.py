@@ -265,12 +265,14 @@ def test_lse_of_steep_slopes_does_not_show_how_terms_are_rounded(scores: float) 
     assert judged_with_steep_slopes(emulated_text(spec_of("alibi-causal-sm90")), scores).ok
 
 
+@pytest.mark.slow
 def test_steep_slopes_that_share_where_scores_are_near_zero_are_found() -> None:
     spec = spec_of("alibi-causal-sm90")
     planted = Fault("shared-near-zero", "score * scale_log2 >= kNearZero", "score > -infinity()", Setting(spec.config, ()))
     assert not judged_with_steep_slopes(planted.apply(emulated_text(spec), Atoms.EMULATED), 0.01).ok
 
 
+@pytest.mark.slow
 def test_terms_that_are_rounded_for_many_keys_are_found() -> None:
     spec = spec_of("alibi-causal-sm90")
     planted = Fault("rounded-for-many-keys", "return kLn2 * (", "return 0.0f * (", Setting(spec.config, ()))
@@ -284,6 +286,7 @@ def test_capped_scores_do_not_err_to_one_side(cap: float) -> None:
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.slow
 def test_capped_scores_that_err_to_one_side_are_found() -> None:
     """As near to tanh as the polynomial of the kernel by its largest error, but for a factor of 2."""
     text, first = emulated_text(spec_of("softcap")), "kQ[] = {-0x1.a67272p-24f, 0x1.83102ep-19f, -0x1.d30ec6p-15f, 0x1.03114cp-10f"
@@ -321,6 +324,7 @@ def test_guesses_that_scores_are_small_are_right_or_taken_back(
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("find", "by", "kernel", "scores", "columns"),
     [

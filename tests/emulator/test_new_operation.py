@@ -216,6 +216,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cases, "SHAPES", [shape for shape in cases.SHAPES if math.prod(shape[:2]) * shape[3] < 1500])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("added", "short")
 def test_a_new_operation_is_files_of_its_own(tmp_path: Path) -> None:
     ((problem, workload),) = operation_module.find_operation("row_norms").examples()

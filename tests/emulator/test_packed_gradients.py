@@ -175,6 +175,7 @@ def test_gradients_of_each_sequence_are_those_of_its_own(kernel: str, lengths: s
     assert verdict.ok, verdict.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", planned_cases([(name,) for name in (*FIRST, "generic-ordered", "sm90-ordered")], KERNELS, 4.0))
 def test_all_orders_and_what_a_call_may_leave_out(kernel: str) -> None:
     spec = KERNELS[kernel].spec()

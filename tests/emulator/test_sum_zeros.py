@@ -86,6 +86,7 @@ def test_heads_behind_the_first_ones_are_zeroed_in_time(kernel: str, workload: s
         assert verdict.ok, verdict.message
 
 
+@pytest.mark.slow
 def test_one_block_zeroes_all_of_them() -> None:
     spec = KERNELS["blocks"].spec()
     assert judged(spec, emulated_text(spec), drawn(spec, "short"), ORDERS, 1, 1).ok

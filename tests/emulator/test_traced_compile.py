@@ -106,6 +106,7 @@ def test_forms(form: str) -> None:
     assert counter.frame_count == 1
 
 
+@pytest.mark.slow
 def test_captured_values_that_change_are_seen() -> None:
     table, weight, many = stacked(2, 80), 1.0, 5
 
@@ -175,7 +176,8 @@ DYNAMIC: dict[str, Call] = {
 }
 
 
-@pytest.mark.parametrize("name", few_of(DYNAMIC, "bottom-right"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DYNAMIC)
 def test_other_lengths_and_whole_numbers_compile_nothing(name: str) -> None:
     compiled, counter = counted(DYNAMIC[name], dynamic=True)
     counts = []
@@ -195,7 +197,8 @@ def test_numbers_that_are_needed_as_they_are() -> None:
     assert all(torch.equal(compiled(Q, n), call(Q, n)) for n in (2, 3, 2))
 
 
-@pytest.mark.parametrize("dynamic", few_of([False, True], False))
+@pytest.mark.slow
+@pytest.mark.parametrize("dynamic", [False, True])
 def test_gradients(dynamic: bool) -> None:
     def loss(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         plus: Mod = lambda score, b, h, i, j: score + BIAS[h, i - j + 40]  # noqa: E731

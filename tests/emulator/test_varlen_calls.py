@@ -380,6 +380,7 @@ def test_a_causal_mask_mod_is_the_calls_where_lengths_are_the_same() -> None:
         torch.testing.assert_close(found, causal, atol=1e-2, rtol=1e-2)
 
 
+@pytest.mark.slow
 def test_sinks_without_keys_have_gradients_of_lse() -> None:
     """Each row's is that of its sink."""
     q, k, sinks = torch.zeros(9, 4, 16, dtype=torch.bfloat16), torch.zeros(0, 2, 16, dtype=torch.bfloat16), torch.zeros(4)
@@ -390,6 +391,7 @@ def test_sinks_without_keys_have_gradients_of_lse() -> None:
     assert found.tolist() == [7.0] * 4
 
 
+@pytest.mark.slow
 def test_an_axis_that_a_bias_is_expanded_along_has_no_end() -> None:
     """As one of size 1: a sequence may be longer, and the gradient is the sum over it, whatever comes of the expansion."""
     ends, q = torch.tensor([0, 40, 50], dtype=torch.int32), torch.randn(50, 2, 16, generator=torch.Generator().manual_seed(3)).bfloat16()

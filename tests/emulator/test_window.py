@@ -133,6 +133,7 @@ def test_a_fault_of_a_window_shows(kernel: str, planted: Fault) -> None:
     assert not judged(spec, text, drawn(spec, (500, 650), (140, 150))).ok
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", planned_cases([("sm90",)], KERNELS, 6.0))
 def test_a_later_work_tile_of_a_block_begins_with_no_output(kernel: str) -> None:
     """More work tiles than blocks: the first product with V of one writes O, which nobody sets to zero; so it shows if it adds."""
