@@ -273,8 +273,8 @@ def widest_tile(problem: Problem) -> int:
 
 @cache
 def collects_gradients(problem: Problem) -> bool:
-    """Whether the main kernel sums up gradients of a modifier's tensors. Those of scores that are mapped are another's."""
-    return problem.operation == "backward" and not maps_scores(problem) and any(one.sum_parameters for one in modifiers_of(problem))
+    """Whether the main kernel sums up gradients of a modifier's tensors."""
+    return problem.operation == "backward" and any(one.sum_parameters for one in modifiers_of(problem))
 
 
 def modifier_values(call: Call) -> dict[str, int | float]:

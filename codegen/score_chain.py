@@ -49,7 +49,7 @@ def conditions(
     found: dict[str, object] = {"maps": maps, "folds": maps and not adds and not at_once, "adds": adds, "changes": maps or adds}
     found |= {"at_once": at_once, "offsets": adds and not at_once, "fronts": at_once and cached}
     found |= {"packed": packed, "cached": cached, "invariant": invariant, "e4m3": e4m3, "early": early}
-    found |= {"links": _links(modifiers), "collects": operation == "backward" and not maps and any(one.sum_parameters for one in modifiers)}
+    found |= {"links": _links(modifiers), "collects": operation == "backward" and any(one.sum_parameters for one in modifiers)}
     named = {"heads": "has_heads", "joins": "joins_sums", "drops": "drops", "tensors": "reads_scores", "opens": "opens"}
     for name, attribute in {**named, "by_key": "masks_by_key", "hides": "hides_keys"}.items():
         found[name] = any(getattr(one, attribute) for one in modifiers)

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from flashgen.codegen.attention import float32
 from flashgen.codegen.gradient_kernel import GradientKernel
-from flashgen.codegen.modifier import Modifier, collects_gradients, maps_scores, score_unit
+from flashgen.codegen.modifier import Modifier, collects_gradients, score_unit
 from flashgen.codegen.operands import Call, Element, Operand, Role
 from flashgen.codegen.operation import dense
 from flashgen.codegen.parameters import Parameter, ParameterBlock
@@ -80,8 +80,6 @@ class Bias(Modifier):
 
     def gradients(self, problem: Problem) -> tuple[Operand, ...]:
         """See Modifier. Where the bias is the same along an axis, the stride of its gradient there is 0."""
-        if maps_scores(problem):
-            return ()
         return (score_operand(D_BIAS, self.element, Role.OUT),)
 
     def gradient_buffers(self, call: Call) -> tuple[Buffer, ...]:

@@ -23,7 +23,7 @@ from flashgen.codegen.expressions.recognition import added_term
 from flashgen.codegen.expressions.struct import struct_of, struct_of_distances, struct_of_gradient, struct_of_tiles, struct_with_slope
 from flashgen.codegen.expressions.tree import dependences, loads_of
 from flashgen.codegen.gradient_kernel import GradientKernel
-from flashgen.codegen.modifier import Modifier, maps_scores, score_unit
+from flashgen.codegen.modifier import Modifier, score_unit
 from flashgen.codegen.modifiers import TRACED
 from flashgen.codegen.modifiers.bias import EACH, THREADS
 from flashgen.codegen.operands import Axis, Call, Element, Operand, Role
@@ -191,8 +191,6 @@ class TracedModifier(Modifier):
             reasons.append(f"gradients of captured tensors must be asked of the backward pass; got {call.problem.operation}")
         if self.learned and call.problem.deterministic:
             reasons.append("deterministic must be False for gradients of captured tensors, which have no order of additions; got True")
-        if self.learned and maps_scores(call.problem):
-            reasons.append("softcap must be None for gradients of captured tensors, or a part of the score_mod; got one")
         return reasons
 
     def of_name(self, name: str) -> TracedModifier:

@@ -97,9 +97,8 @@ def with_seed(given: Given, tensors: Sequence[torch.Tensor], seed: torch.Tensor)
 
 @lru_cache(maxsize=2**10)
 def have_gradients(names: tuple[str, ...]) -> tuple[bool, ...]:
-    """Of each of `tensor_names`, whether the backward pass has a gradient of it: not of what is added to scores that are mapped."""
-    each, maps = [modifier_named(name) for name in names], any(modifier_named(name).maps_scores for name in names)
-    return tuple(name in one.learned and not (maps and one.sum_parameters) for one in each for name in one.tensors)
+    """Of each of `tensor_names`, whether the backward pass has a gradient of it."""
+    return tuple(name in one.learned for one in map(modifier_named, names) for name in one.tensors)
 
 
 @lru_cache(maxsize=2**10)

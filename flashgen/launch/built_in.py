@@ -81,8 +81,7 @@ def built_in(
             sources[0] = _index(alibi.slope) if alibi.slope.operation == "load" else None
             rest = rest if slopes is None else replaced(rest, alibi.node, _ZERO)
         if element is not None and not facts.has_bias:
-            is_mapped = softcap is not None or facts.softcap is not None  # such scores give a bias no gradient
-            bias = _elements(element, tensors, facts, (facts.dtype, torch.float32), with_gradient=not is_mapped)
+            bias = _elements(element, tensors, facts, (facts.dtype, torch.float32))
             sources[1] = _index(element.node)
             rest = rest if bias is None else replaced(rest, element.node, _ZERO)
     shown = None if mask is None or facts.has_mask else mask_form(mask)
@@ -165,14 +164,10 @@ def _offset(tree: Expression, numbers: Sequence[int | float]) -> int | None:
     return form.offset + sum(by * int(numbers[int(term.value[1:])]) for term, by in form.terms)
 
 
-def _elements(
-    form: ElementForm, tensors: Sequence[torch.Tensor], facts: _Facts, dtypes: tuple[torch.dtype, ...], with_gradient: bool = True
-) -> torch.Tensor | None:
+def _elements(form: ElementForm, tensors: Sequence[torch.Tensor], facts: _Facts, dtypes: tuple[torch.dtype, ...]) -> torch.Tensor | None:
     """The tensor, of a shape that broadcasts to facts.sizes, if kernels can take it."""
     tensor = tensors[_index(form.node)]
     if tensor.dtype not in dtypes or not _is_plain(tensor, facts):
-        return None
-    if not with_gradient and tensor.requires_grad and torch.is_grad_enabled():
         return None
     found = _of_sizes(tensor, tuple(facts.sizes[axis] for axis in form.axes))
     if found is None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import flashgen
-from flashgen.codegen.errors import ArgumentError
 from flashgen.launch.keywords import modified_of_call
 from tests.support.plan import few_of
 
@@ -196,13 +195,10 @@ def test_gradients_are_those_of_the_keywords(name: str) -> None:
     assert all(map(torch.equal, found, wanted))
 
 
-def test_a_bias_without_a_gradient_is_refused() -> None:
-    q, k, v = (stacked(BATCH, LEN_Q, HEADS, DIM, seed=seed).requires_grad_() for seed in range(3))
+def test_a_bias_with_a_gradient_comes_out_beside_a_softcap() -> None:
     bias = BIAS.clone().requires_grad_()
     both: Mod = lambda s, b, h, q, k: softcap(s, b, h, q, k) + bias[b, h, q, k]  # noqa: E731
-    assert names(score_mod=both) == ("softcap", "traced")
-    with pytest.raises(ArgumentError, match=r"must not require grad, as it has no gradient here"):
-        flashgen.attention(q, k, v, score_mod=both)
+    assert sorted(names(score_mod=both)) == ["bias", "softcap"]
 
 
 def test_slopes_of_heads_are_computed_once() -> None:

@@ -43,6 +43,7 @@ CASES: dict[str, tuple[Callable[..., Mod], Tensors]] = {
     "temperature": (lambda t: lambda s, b, h, q, k: s * t[h], (drawn(4).abs() + 0.5,)),
     "cap": (lambda cap: lambda s, b, h, q, k: cap * torch.tanh(s / cap), (torch.tensor(1.5),)),
     "gate": (lambda g: lambda s, b, h, q, k: torch.where(q >= k, s * torch.sigmoid(s * g[q, h]), s * s - 1.0), (drawn(33, 4, dtype=BF16),)),
+    "softcap": (lambda t: lambda s, b, h, q, k: 1.5 * torch.tanh(s / 1.5) + t[h, q - k + 40], (drawn(4, 80),)),
     "hidden": (lambda t: lambda s, b, h, q, k: torch.where(q >= k - 7, s * t[k], -torch.inf), (drawn(40),)),
 }
 
@@ -66,6 +67,23 @@ def test_gradients_are_those_of_float64(name: str) -> None:
     found, right = torch.autograd.grad(out, [*leaves, *own], into), torch.autograd.grad(wanted, doubles, into.double())
     assert [close(*both) for both in zip(found, right, strict=True)] == [True] * len(doubles)
     assert [(g.dtype, g.shape) for g in found[3:]] == [(t.dtype, t.shape) for t in own]
+
+
+@pytest.mark.parametrize("name", few_of(["relative-bias", "temperature"], "temperature"))
+def test_gradients_beside_a_softcap_are_those_of_float64(name: str) -> None:
+    """A score_mod gets scores behind the softcap: its tensors' gradients are not the softcap's."""
+    make, (captured,) = CASES[name]
+    q, own = stacked(2, 33, 4, 16).requires_grad_(), captured.detach().requires_grad_()
+    doubles = [t.detach().double().requires_grad_() for t in (q, own)]
+
+    def behind(score: Any, *at: Any) -> Any:
+        return make(doubles[1])(1.5 * torch.tanh(score / 1.5), *at)
+
+    out, wanted = flashgen.attention(q, q, q, softcap=1.5, score_mod=make(own)), exact(doubles[0], doubles[0], doubles[0], behind, None)
+    assert close(out, wanted)
+    into = torch.randn(out.shape, dtype=out.dtype, generator=torch.Generator().manual_seed(9))
+    found, right = torch.autograd.grad(out, (q, own), into), torch.autograd.grad(wanted, doubles, into.double())
+    assert [close(*both) for both in zip(found, right, strict=True)] == [True, True]
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without")
@@ -186,8 +204,6 @@ def test_what_cannot_be_is_refused_by_name() -> None:
 
     with pytest.raises(ArgumentError, match=r"^deterministic must be False for gradients of captured tensors"):
         flashgen.attention(q, q, q, deterministic=True, score_mod=mod).sum().backward()
-    with pytest.raises(ArgumentError, match=r"^traced_t0 must not require grad, as it has no gradient here"):
-        flashgen.attention(q, q, q, softcap=2.0, score_mod=mod)
     of_one = torch.func.grad(lambda q, table: flashgen.attention(q, q, q, score_mod=lambda s, *at: s + table[at[3]] * 2).float().sum(), 1)
     with pytest.raises(ArgumentError, match=r"^gradients of modifiers' tensors must not be mapped by torch\.vmap"):
         torch.vmap(of_one, (0, None))(q[:, None], table)

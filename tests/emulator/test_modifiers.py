@@ -129,6 +129,7 @@ KERNELS: dict[str, tuple[str, int, Mask, bool, tuple[str, ...], Config | None]] 
     "backward-mask-wide": ("attention_backward_wide_sm90", 256, Mask.FULL, False, ("boolean_mask",), None),
     "backward-bias": ("attention_backward", 64, Mask.FULL, True, ("bias",), None),
     "backward-bias-softcap": ("attention_backward", 64, Mask.CAUSAL, False, ("bias", "softcap"), None),
+    "backward-bias-dropout-softcap": ("attention_backward", 64, Mask.FULL, False, ("bias", "dropout", "softcap"), None),
     "backward-bias-sm90": ("attention_backward_sm90", 64, Mask.CAUSAL, False, ("bias", "boolean_mask"), None),
     "backward-bias-fp32-sm90": ("attention_backward_sm90", 128, Mask.FULL, True, ("bias_fp32", "window"), None),
     "backward-bias-persistent": ("attention_backward_persistent_sm90", 64, Mask.FULL, False, ("bias",), None),

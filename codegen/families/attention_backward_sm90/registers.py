@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flashgen.codegen.attention import padded
-from flashgen.codegen.modifier import adds_to_scores, drops, maps_scores, modifiers_of, reads_scores
+from flashgen.codegen.modifier import adds_to_scores, collects_gradients, drops, maps_scores, modifiers_of, reads_scores
 from flashgen.codegen.problem import Problem
 from flashgen.codegen.seen_tiles import scatters
 
@@ -25,6 +25,8 @@ def modifier_reasons(problem: Problem) -> list[str]:
     if not maps_scores(problem):
         return []
     reasons = ["a softcap must be without a bias and a mask in these kernels: they spill with both"] if reads_scores(problem) else []
+    if collects_gradients(problem):
+        reasons.append("a softcap must be without gradients of added terms in these kernels, which have no dS without its derivative")
     return reasons + ["a softcap must be without dropout in these kernels, which round P before dP is there"] * drops(problem)
 
 

@@ -148,6 +148,17 @@ __device__ __forceinline__ void multiply(float (&dp)[kRowTiles][kTiles][4], cons
 #pragma unroll
             for (int e = 0; e < 4; ++e) dp[i][j][e] *= P[i][j][e];
 }
+// The derivatives of mapped scores alone, for those that need dS without them first.
+template <int kRowTiles, int kTiles, class Chain>
+__device__ __forceinline__ void differentiate_scores(float (&slopes)[kRowTiles][kTiles][4], const float (&s)[kRowTiles][kTiles][4],
+                                                     const Chain& chain) {
+#pragma unroll
+    for (int i = 0; i < kRowTiles; ++i)
+#pragma unroll
+        for (int j = 0; j < kTiles; ++j)
+#pragma unroll
+            for (int e = 0; e < 4; ++e) slopes[i][j][e] = score_derivative(s[i][j][e], chain);
+}
 
 // P, rounded as an operand, and P * derivative in the place of mapped scores: for a dP that comes later. kHuge: the tile has huge rows, and
 // row_shift is in global memory, of the first column's query.
