@@ -299,8 +299,14 @@ def test_a_row_without_keys_is_its_sink(keys: int, options: dict[str, Any]) -> N
 
 @pytest.mark.slow
 def test_sinks_of_minus_infinity_change_nothing() -> None:
-    q, minus_infinity = stacked(2, 5, 2, 16), torch.full((2,), -torch.inf)
-    assert torch.equal(flashgen.attention(q, q, q, sinks=minus_infinity), flashgen.attention(q, q, q))
+    """Nor gradients, of which a row that sees no key has none."""
+    q, mask = stacked(2, 5, 2, 16).requires_grad_(), torch.arange(5)[:, None] != 2
+    minus_infinity = torch.full((2,), -torch.inf, requires_grad=True)
+    out, plain = flashgen.attention(q, q, q, mask=mask, sinks=minus_infinity), flashgen.attention(q, q, q, mask=mask)
+    assert torch.equal(out, plain)
+    of_q, of_sinks = torch.autograd.grad(out.float().sum(), (q, minus_infinity))
+    assert torch.equal(of_q, gradient_of(q.detach(), mask=mask))
+    assert of_sinks.tolist() == [0.0, 0.0]
 
 
 @pytest.mark.slow

@@ -184,7 +184,8 @@ __device__ __forceinline__ void write_exact_rows(float* row_lse, float* row_delt
 //% if joins
         // A row that sees no key, but has a huge sink, needs no shift.
         const bool exists = row < queries, huge_row = exists && is_huge_lse(p.lse[index]) && own.maximum != -infinity();
-        const float above = fmaf(-own.maximum, p.sinks_unit, p.sinks[head]);  // the maximum, in the sink's units
+        // The sink above the maximum, in the sink's units. One of -inf is none, also for a row that sees no key: -inf + inf would be NaN.
+        const float sink = p.sinks[head], above = sink == -infinity() ? sink : fmaf(-own.maximum, p.sinks_unit, sink);
         row_shift[row] = huge_row ? own.maximum : 0.0f;
         if (huge_row) row_lse[row] = lse_with_sink(log_sum_exp(0.0f, own.row_sum, {1.0f, 0.0f}), above) * 1.44269504f;
         const float inverse = normaliser_with_sink(own.row_sum, above > 1.0e3f ? 1.0e3f : above * 1.44269504f);
