@@ -18,8 +18,7 @@ from .workload import Workload
 BOUNDS_SUFFIX, SUFFIX = "_bounds", "_first_keys"
 ROWS, WARPS = 64, 8  # kFarRows and kFarWarps
 FEWEST_KEYS = 1536  # reading q and k once more takes more of shorter calls than it brings: docs/performance-log.md, "Modifiers"
-ATOMS = ("bits", "griddepcontrol")
-TILE_FILE = "common/far_keys"
+_ATOMS, _TILES = ("bits", "griddepcontrol"), ("common/row_statistics", "common/far_keys")
 BOUND_BUFFERS = tuple(Parameter("u32*", name) for name in ("query_bounds", "key_bounds"))
 FIRST_KEYS = Parameter("int*", "first_keys")
 _SIZES = ("batch", "heads_q", "heads_kv", "len_q", "len_kv", "query_bounds_of_head", "key_bounds_of_head")
@@ -52,9 +51,10 @@ def is_long(w: Workload) -> bool:
     return w.len_kv >= FEWEST_KEYS and w.len_q >= FEWEST_KEYS
 
 
-def with_far_keys(tiles: tuple[str, ...]) -> tuple[str, ...]:
-    """Files of tile operations, with those of far keys."""
-    return (*tiles, "common/row_statistics", TILE_FILE)
+def with_far_files(files: tuple[tuple[str, ...], tuple[str, ...]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """A family's files of atoms and tile operations, forward or backward, with those of far keys that it lacks."""
+    atoms, tiles = files
+    return tuple(dict.fromkeys((*atoms, *_ATOMS))), tuple(dict.fromkeys((*tiles, *_TILES)))
 
 
 def far_kernels(problem: Problem) -> tuple[KernelText, ...]:
@@ -91,8 +91,8 @@ def bound_launches(
     known |= {"query_tiles": query_tiles, "query_tiles_reciprocal": reciprocal(query_tiles)}
     return (
         (
-            KernelLaunch(-(-heads * parts // WARPS), values_of(bounds, known), suffix=BOUNDS_SUFFIX),
-            KernelLaunch(-(-heads * query_tiles // WARPS), values_of(first_keys, known), suffix=SUFFIX, overlaps=True),
+            KernelLaunch(-(-heads * parts // WARPS), bounds.parameters.values_of(known), suffix=BOUNDS_SUFFIX),
+            KernelLaunch(-(-heads * query_tiles // WARPS), first_keys.parameters.values_of(known), suffix=SUFFIX, overlaps=True),
         ),
         (
             Buffer("query_bounds", heads * bounds_of(w.len_q) * 8),
@@ -117,8 +117,3 @@ def far_values(call: Call) -> dict[str, int | float]:
     found |= {"query_bounds_of_head": bounds_of(w.len_q), "key_bounds_of_head": bounds_of(w.len_kv)}
     found |= {"heads_q_reciprocal": reciprocal(w.heads_q), "group_reciprocal": reciprocal(w.heads_q // w.heads_kv)}
     return found | {"scale_log2": scale_values(score_unit(call))["scale_log2"], **modifier_values(call)}
-
-
-def values_of(kernel: KernelText, known: dict[str, int | float]) -> dict[str, int | float]:
-    """Those of them that are a kernel's parameters."""
-    return {field.name: known[field.name] for field in kernel.parameters.values}

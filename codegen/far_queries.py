@@ -16,7 +16,6 @@ from .far_keys import (
     OPERANDS,
     ROWS,
     SUFFIX,
-    TILE_FILE,
     WARPS,
     bound_launches,
     far_block,
@@ -24,7 +23,6 @@ from .far_keys import (
     far_values,
     is_long,
     leaves_out_far_keys,
-    values_of,
 )
 from .modifier import with_modifiers
 from .operands import Call
@@ -41,12 +39,6 @@ _OF_LAST_QUERIES = far_block((FIRST_KEYS, _LAST_QUERIES), "key_tiles", heads="he
 def leaves_out_far_queries(problem: Problem) -> bool:
     """Whether kernels of a problem may do so. Where blocks add to dQ in one order, each waits for all before it."""
     return leaves_out_far_keys(problem) and not problem.deterministic
-
-
-def with_far_files(files: tuple[tuple[str, ...], tuple[str, ...]], problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """A family's files of atoms and tile operations, with those of far keys where there are some."""
-    atoms, tiles = files
-    return ((*atoms, "bits"), (*tiles, TILE_FILE)) if leaves_out_far_queries(problem) else files
 
 
 def far_query_kernels(problem: Problem) -> tuple[KernelText, ...]:
@@ -82,5 +74,5 @@ def far_query_launch(call: Call, keys: int) -> tuple[tuple[KernelLaunch, ...], t
     known = far_values(call) | {"key_tiles": key_tiles, "key_tiles_reciprocal": reciprocal(key_tiles)}
     known |= {"heads_kv_reciprocal": reciprocal(w.heads_kv)}
     tiles = w.batch * w.heads_kv * key_tiles
-    last = KernelLaunch(-(-tiles // WARPS), values_of(last_queries, known), suffix=LAST_SUFFIX, overlaps=True)
+    last = KernelLaunch(-(-tiles // WARPS), last_queries.parameters.values_of(known), suffix=LAST_SUFFIX, overlaps=True)
     return (*launches, last), (*buffers, Buffer(_LAST_QUERIES.name, tiles * 4))

@@ -99,6 +99,10 @@ class ParameterBlock:
         """The fields after those: what `pack` takes values for."""
         return self.fields[len(self.tensor_maps) + len(self.pointers) :]
 
+    def values_of(self, known: Mapping[str, int | float]) -> dict[str, int | float]:
+        """Of what is known of a call, by name, what `pack` takes. Raises KeyError for a field that is not known."""
+        return {field.name: known[field.name] for field in self.values}
+
     @property
     def alignment(self) -> int:
         """Of the struct, in bytes."""

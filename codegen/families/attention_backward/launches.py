@@ -44,7 +44,7 @@ def gradient_program(
     launches = (
         KernelLaunch(
             tiles if kernel.suffix else blocks,
-            {field.name: known[field.name] for field in kernel.parameters.values},
+            kernel.parameters.values_of(known),
             suffix=kernel.suffix,
             waits=Waits.NOBODY if kernel.suffix else waits,
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, ClassVar
 
-from flashgen.codegen import far_queries, packed_gradients, seen_tiles, wgmma
+from flashgen.codegen import far_keys, far_queries, packed_gradients, seen_tiles, wgmma
 from flashgen.codegen.attention import ELEMENTS, gradient_traffic, padded, problem_reasons
 from flashgen.codegen.config import Config, range_reasons
 from flashgen.codegen.devices import Device, device_of_target
@@ -161,7 +161,7 @@ class AttentionBackwardSm90(Family):
         launches = [
             KernelLaunch(
                 grids[kernel.suffix],
-                {field.name: known[field.name] for field in kernel.parameters.values},
+                kernel.parameters.values_of(known),
                 {field.name: maps[field.name] for field in kernel.parameters.tensor_maps},
                 kernel.suffix,
                 waits=Waits.NOBODY if kernel.suffix else self.waits(problem),
@@ -232,7 +232,7 @@ class AttentionBackwardSm90(Family):
     def files(self, problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """See Family."""
         files = packed_gradients.with_gradient_files(files_with_keeper(self, problem), problem)
-        return far_queries.with_far_files(files, problem)
+        return far_keys.with_far_files(files) if far_queries.leaves_out_far_queries(problem) else files
 
     def instructions(self, problem: Problem, config: Any) -> str:
         """See Family. The shapes of wgmma: of S and dP, of dK and dV, of dQ."""

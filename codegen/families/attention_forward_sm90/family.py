@@ -80,7 +80,7 @@ class AttentionForwardSm90(Family):
         if problem.is_cached:
             return self.atoms, with_page_files(tiles)
         if far_keys.leaves_out_far_keys(problem):  # texts with PackGQA do not use these files, and so have nothing of them
-            return (*self.atoms, *far_keys.ATOMS), far_keys.with_far_keys(tiles)
+            return far_keys.with_far_files((self.atoms, tiles))
         if any(modifier.hides_keys for modifier in modifiers_of(problem)) and not maps_scores(problem):  # beside a map it would spill
             tiles = tuple("warpgroup/column_mask" if tile == "common/mask" else tile for tile in tiles)
         return packed.with_packed_files((*self.atoms, "griddepcontrol", "cp_async"), tiles) if problem.is_packed else (self.atoms, tiles)

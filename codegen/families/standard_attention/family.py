@@ -219,7 +219,7 @@ class StandardAttention(Family):
         launches = [
             KernelLaunch(
                 grid,
-                {field.name: known[field.name] for field in kernel.parameters.values},
+                kernel.parameters.values_of(known),
                 suffix=kernel.suffix,
             )
             for grid, kernel in zip(grids, self.kernels(problem, config), strict=True)
