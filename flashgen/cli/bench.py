@@ -74,7 +74,7 @@ def bench(
     modifiers: Modifiers = None,
     peers: Annotated[
         str | None,
-        typer.Option("--peers", help="Separated by commas; kernel families, too. Default: all but the slow efficient, math and eager."),
+        typer.Option("--peers", help="Separated by commas; kernel families, too. Default: flashgen, flash, cudnn, flex, fa4, xformers."),
     ] = None,
     baseline: Annotated[str | None, typer.Option("--baseline", help="The peer that ratios are against. Default: flash.")] = None,
     rounds: Annotated[int, typer.Option("--rounds", **INTEGER, help="How often each peer is timed in a cell.")] = ROUNDS,

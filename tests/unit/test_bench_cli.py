@@ -12,6 +12,7 @@ import torch
 import typer
 
 from flashgen.bench import files
+from flashgen.bench.peers import parse_peers
 from flashgen.bench.result import BenchResult
 from flashgen.bench.session import BenchRequest, Session
 from flashgen.build.gpu.driver import DriverError
@@ -28,6 +29,11 @@ from tests.support.misuse import misuse
 def saved(tmp_path: Path) -> Path:
     files.save(result(), tmp_path)
     return tmp_path / "bench.json"
+
+
+def test_the_help_of_peers_names_those_of_a_plain_run() -> None:
+    out, _ = flashgen("bench", "--help")
+    assert f"Default: {', '.join(parse_peers(None))}." in " ".join(out.split())
 
 
 def test_dry_run_lists_cells_and_peers() -> None:
