@@ -84,12 +84,6 @@ def visible_window(mask: Expression) -> VisibleWindow:
     return VisibleWindow(ends[1], ends[0], rest)
 
 
-def window_ends(mask: Expression) -> tuple[Expression | None, Expression | None] | None:
-    """(left, right) of a mask that is a window and nothing else, as VisibleWindow has them; None for any other mask."""
-    window = visible_window(mask)
-    return None if window.rest is not None or (window.left is None and window.right is None) else (window.left, window.right)
-
-
 def _smaller(a: Expression, b: Expression) -> Expression:
     return apply("min", a, b)
 

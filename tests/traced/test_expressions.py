@@ -17,7 +17,7 @@ from flashgen.codegen.expressions.build import apply, less
 from flashgen.codegen.expressions.canonical_text import parse_tree, text_of
 from flashgen.codegen.expressions.cxx import printed
 from flashgen.codegen.expressions.derivative import derivative
-from flashgen.codegen.expressions.recognition import added_term, scaled_and_added, visible_window, window_ends
+from flashgen.codegen.expressions.recognition import added_term, scaled_and_added, visible_window
 from flashgen.codegen.expressions.tree import (
     FLOAT32,
     HEAD,
@@ -280,10 +280,10 @@ def test_forms_of_scores() -> None:
     ],
 )
 def test_windows(function: Function, left: str | None, right: str | None) -> None:
-    found = window_ends(mask(function))
-    assert found is not None
-    assert [None if end is None else text_of(end) for end in found] == [left, right]
-    assert visible_window(mask(function)).is_causal == (left is None and right == "0")
+    found = visible_window(mask(function))
+    assert [None if end is None else text_of(end) for end in (found.left, found.right)] == [left, right]
+    assert found.rest is None
+    assert found.is_causal == (left is None and right == "0")
 
 
 @pytest.mark.parametrize(
@@ -302,7 +302,8 @@ def test_windows(function: Function, left: str | None, right: str | None) -> Non
     ],
 )
 def test_no_windows(function: Function) -> None:
-    assert window_ends(mask(function)) is None
+    found = visible_window(mask(function))
+    assert found.rest is not None or (found.left is None and found.right is None)
 
 
 def test_a_window_beside_other_conditions() -> None:
