@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from torch._subclasses import FakeTensorMode
 
 import flashgen
 from flashgen import Dtype, Mask, Problem, find_target
@@ -62,6 +66,46 @@ def test_no_argument_is_missing() -> None:
     _, rows = table("| argument | `attention` |")
     said = {name.partition("=")[0] for row in rows for name in quoted(row[0])}
     assert set(inspect.signature(flashgen.attention).parameters) - said == {"q", "k", "v", "scale", "return_lse"}
+
+
+@pytest.mark.slow
+def test_all_pairs_of_arguments_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for the one that the guide names. Nothing is computed."""
+    monkeypatch.setenv("FLASHGEN_CPU", "1")
+    length, factors = 32, torch.randn(2)
+    of_blocks = flashgen.block_mask(lambda b, h, q, k: q >= k - 3, len_q=length, len_kv=length, device="cpu", block_size=16)
+    ones = torch.ones(1, length, dtype=torch.int32)
+    values: list[tuple[str, Any]] = [
+        *(
+            ("causal", True),
+            ("causal", "top_left"),
+            ("window", (7, None)),
+            ("chunk", 8),
+            ("prefix_len", ones[:, 0]),
+            ("document_ids", ones),
+        ),
+        *(("softcap", 30.0), ("alibi_slopes", factors.abs()), ("sinks", factors), ("bias", torch.zeros(length, length))),
+        *(("mask", ones.bool()), ("key_padding_mask", ones.bool()), ("block_mask", of_blocks), ("dropout_p", 0.5), ("deterministic", True)),
+        ("score_mod", lambda s, b, h, q, k: s + factors[h]),
+        ("score_mod", lambda s, b, h, q, k: s * factors[h]),
+        ("mask_mod", lambda b, h, q, k: q >= k - 3),
+        *(("layout", "bhsd"), ("return_dropout_mask", True)),
+    ]
+    _, rows = table("| argument | `attention` |")
+    assert {name for name, _ in values} == {name.partition("=")[0] for row in rows if row[1] == "yes" for name in quoted(row[0])}
+    refused = []
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q = torch.empty(1, length, 2, 64, dtype=torch.bfloat16)
+        for (name, value), (other, beside) in itertools.combinations(values, 2):
+            layout = {name: value, other: beside}.get("layout")
+            x = q if layout is None else q.transpose(1, 2)
+            try:
+                if name != other:
+                    flashgen.attention(x, x, x, **{name: value, other: beside})
+            except flashgen.ArgumentError as error:
+                refused.append((name, other, str(error)))
+    assert [pair[:2] for pair in refused] == [("alibi_slopes", "score_mod")]
+    assert "score_mod must only add to the score beside alibi_slopes" in refused[0][2]
 
 
 def test_packed_sequences() -> None:
