@@ -219,13 +219,15 @@ def require_possible(problem: Problem) -> None:
 
 @cache
 def _refusals_everywhere(problem: Problem) -> tuple[str, ...]:
-    found: dict[str, None] = {}
+    """Of families that have all the reasons of another one, and more, none is told: they are for other problems."""
+    of_families: list[list[str]] = []
     for family in automatic_families(problem):
         refusals = [family.refusals(problem, target) for target in targets().values()]
         if not all(refusals):
             return ()
-        found |= dict.fromkeys(reason for reason in refusals[0] if all(reason in others for others in refusals))
-    return tuple(found)
+        of_families.append([reason for reason in refusals[0] if all(reason in others for others in refusals)])
+    nearest = [reasons for reasons in of_families if not any({*others} < {*reasons} for others in of_families if others)]
+    return tuple(dict.fromkeys(reason for reasons in nearest for reason in reasons))
 
 
 def find_family(name: str) -> Family:

@@ -170,10 +170,10 @@ def attention(
        that all other masks let it see. Tiles of keys that nobody sees take as long as others.
     key_padding_mask: bool, [batch, len_kv], True where a key is none of padding: the same as mask=key_padding_mask[:, None, None].
     score_mod: a function (score, batch, head, query, key) of FlexAttention's signature, in PyTorch: what takes the place of a scaled score,
-       behind softcap, ALiBi and bias. It is traced (docs/traced-modifiers.md), and so are its captured tensors and numbers, which are read
-       anew in each call: other values compile nothing. A softcap, ALiBi or a bias in it is the call's where it is the same thing. Captured
-       tensors of floating-point numbers that require grad get their gradients, but not with deterministic=True or beside a softcap. Or what
-       `flashgen.compile_modifier` gives.
+       behind softcap, ALiBi and bias. Beside alibi_slopes it must only add to it. It is traced (docs/traced-modifiers.md), and so are its
+       captured tensors and numbers, which are read anew in each call: other values compile nothing. A softcap, ALiBi or a bias in it
+       is the call's where it is the same thing. Captured tensors of floating-point numbers that require grad get their gradients, but not
+       with deterministic=True or beside a softcap. Or what `flashgen.compile_modifier` gives.
     mask_mod: a function (batch, head, query, key): whether a query sees a key, among those that all other masks let it see. A causal mask,
        a window or a mask in memory in it is one of the call. A kernel finds tiles of keys that no query of a tile sees, and these are not
        visited. torch.compile traces both.
@@ -221,6 +221,7 @@ def attention(
         or bias is not None
         or mask is not None
         or key_padding_mask is not None
+        or type(dropout_p) is not float
         or dropout_p != 0.0
         or score_mod is not None
         or mask_mod is not None

@@ -194,7 +194,7 @@ def attention_varlen(
     ):
         require_plain_causal(causal)
         if bias is not None or mask is not None:
-            bias, mask = narrowed(bias), narrowed(mask)
+            bias, mask = narrowed("bias", bias), narrowed("mask", mask)
             where = (*where[:4], *lengths_of_scores(where[4], where[5], bias, mask))
         are_equal = where[1] is where[0] and where[3] is where[2]  # lengths of queries and keys, as far as anybody but the device knows
         modifiers = (window, softcap, alibi_slopes, sinks, bias, mask, None, chunk, prefix_len, None, dropout_p, score_mod, mask_mod)

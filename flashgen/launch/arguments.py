@@ -20,7 +20,7 @@ from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import TORCH_DTYPES
 from .alignment import ALIGNMENT as ALIGNMENT  # with the checks, for plans
-from .alignment import require_aligned
+from .alignment import require_aligned, require_whole_storages
 from .asked import check_tensors
 
 LAYOUTS = {"bshd": (1, 2), "bhsd": (2, 1)}  # name -> (row dimension, head dimension)
@@ -50,7 +50,7 @@ def check_types(q: Any, k: Any, v: Any, causal: Any, scale: Any, layout: Any, re
 
 def require_initialized(name: str, tensor: torch.Tensor) -> None:
     """Raises ArgumentError for what will be a tensor once its lazy module is called."""
-    if isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
+    if type(tensor) is not torch.Tensor and isinstance(tensor, (UninitializedBuffer, UninitializedParameter)):
         raise ArgumentError(f"{name} must have elements; got a {type(tensor).__name__}, whose lazy module was not called yet")
 
 
@@ -273,12 +273,7 @@ def require_memory(q: torch.Tensor, k: torch.Tensor | None = None, v: torch.Tens
     """Raises ArgumentError unless these begin at addresses that kernels can take, and their storages hold all their elements."""
     named = {name: tensor for name, tensor in {"q": q, "k": k, "v": v, **others}.items() if tensor is not None}
     require_aligned({name: tensor.data_ptr() for name, tensor in named.items()})
-    for name, tensor in named.items():
-        if tensor.numel():  # storages are resized where memory is short: for parameters that are gathered for each layer, for example
-            last = tensor.storage_offset() + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-            needed, there = (last + 1) * tensor.element_size(), tensor.untyped_storage().nbytes()
-            if needed > there or not tensor.data_ptr():
-                raise ArgumentError(f"{name} must have a storage that holds its elements, at least {needed} bytes; got one of {there}")
+    require_whole_storages(named)
 
 
 def axis_strides(tensor: torch.Tensor, layout: str) -> tuple[int, ...]:

@@ -23,6 +23,7 @@ from flashgen.codegen.problem import Problem
 from flashgen.codegen.workload import Workload
 
 from ..numerics.oracle import torch_dtype
+from .alignment import require_whole_storages
 from .traced_call import is_indifferent, with_captured, with_gradients
 from .views import with_axes
 
@@ -189,9 +190,18 @@ def gradient_strides(problem: Problem, tensors: Sequence[torch.Tensor]) -> dict[
 
 
 def expanded(operands: Sequence[Operand], problem: Problem, workload: Workload, tensors: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Views of the operands' whole sizes, by name; `operands`: those of modifiers, or their gradients."""
-    pairs = zip(operands, tensors, strict=True)
-    return {operand.name: tensor if operand.free else tensor.expand(operand.sizes(problem, workload)) for operand, tensor in pairs}
+    """Views of the operands' whole sizes, by name; `operands`: those of modifiers, or their gradients, on the CPU.
+
+    Along an axis of no elements, as of keys that are not there, a tensor of one stays as it is: kernels write a gradient's, 0. Raises
+    ArgumentError for a tensor whose storage does not hold its elements.
+    """
+    found = {}
+    for operand, tensor in zip(operands, tensors, strict=True):
+        require_whole_storages({operand.name: tensor})
+        sizes = operand.sizes(problem, workload)
+        own = (*(1,) * (len(sizes) - tensor.ndim), *tensor.shape)
+        found[operand.name] = tensor if operand.free else tensor.expand([size or one for size, one in zip(sizes, own, strict=True)])
+    return found
 
 
 def addresses_of_tensors(tensors: Sequence[torch.Tensor]) -> list[int]:

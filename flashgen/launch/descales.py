@@ -8,19 +8,26 @@ import torch
 
 from flashgen.codegen.errors import ArgumentError
 
-from .arguments import DTYPES, E4M3
+from .arguments import DTYPES, E4M3, require_dense, require_initialized
 
 
 def broadcast_descales(q: Any, k_cache: Any, k_descale: Any, v_descale: Any) -> tuple[Any, Any]:
-    """Both as operators take them, [batch, heads_kv], without copies. What does not broadcast stays as it is, and is refused later."""
+    """Both as operators take them, [batch, heads_kv], without copies. What does not broadcast stays as it is, and is refused later.
+
+    Raises ArgumentError for what has no shape or no strides.
+    """
     if not isinstance(q, torch.Tensor) or not isinstance(k_cache, torch.Tensor) or not q.ndim == k_cache.ndim == 4:
         return k_descale, v_descale
     shape = q.shape[0], k_cache.shape[2]
-    return _broadcast(k_descale, shape), _broadcast(v_descale, shape)
+    return _broadcast("k_descale", k_descale, shape), _broadcast("v_descale", v_descale, shape)
 
 
-def _broadcast(descale: Any, shape: tuple[int, int]) -> Any:
-    if not isinstance(descale, torch.Tensor) or descale.layout is not torch.strided or descale.shape == shape:
+def _broadcast(name: str, descale: Any, shape: tuple[int, int]) -> Any:
+    if not isinstance(descale, torch.Tensor):
+        return descale
+    require_initialized(name, descale)
+    require_dense(name, descale)
+    if descale.shape == shape:
         return descale
     own = descale.shape
     fits = len(own) <= len(shape) and all(one in (1, size) for one, size in zip(own[::-1], shape[::-1], strict=False))

@@ -19,6 +19,7 @@ from flashgen.codegen.problem import Mask
 from flashgen.codegen.seen import Causal, Ends, Seen
 from flashgen.codegen.typed import require_type
 
+from .arguments import require_dense, require_initialized
 from .asked import DROPOUT, MASK_NAME, OF_KEYS, UNDRAWN, Modified, asked, require_no_gradient, with_made_axes, with_seed
 from .block_masks import with_block_mask
 from .built_in import CallOf
@@ -107,11 +108,12 @@ def modified_of_call(
         names.append("bias_fp32" if _tensor("bias", bias).dtype == torch.float32 else "bias")
         tensors.append(bias)
     if key_padding_mask is not None:
+        _require_of_keys(key_padding_mask)
         if mask is None and traced is None and may_wait(key_padding_mask):
             names.append(OF_KEYS)
             tensors.append(key_padding_mask)
         else:
-            of_keys = _of_keys(key_padding_mask)
+            of_keys = with_axes(key_padding_mask)
             mask = of_keys if mask is None else _tensor("mask", mask) & of_keys
     if mask is not None:
         names.append(MASK_NAME)
@@ -254,11 +256,14 @@ def _with_given(seen: Seen, softcap: float | None, dropped: float, names: tuple[
     return found._replace(given=given)
 
 
-def _of_keys(key_padding_mask: torch.Tensor) -> torch.Tensor:
-    """As a mask. Raises ArgumentError."""
-    if _tensor("key_padding_mask", key_padding_mask).ndim != 2:
+def _require_of_keys(key_padding_mask: torch.Tensor) -> None:
+    """Raises ArgumentError for what becomes no mask by two further axes: later checks speak of a mask."""
+    if _tensor("key_padding_mask", key_padding_mask).is_nested or key_padding_mask.layout is not torch.strided:
+        require_dense("key_padding_mask", key_padding_mask)
+    if key_padding_mask.dtype is not torch.bool:
+        raise ArgumentError(f"key_padding_mask must be torch.bool; got {key_padding_mask.dtype}")
+    if key_padding_mask.ndim != 2:
         raise ArgumentError(f"key_padding_mask must have the shape (batch, len_kv); got {tuple(key_padding_mask.shape)}")
-    return with_axes(key_padding_mask)
 
 
 def _documents(document_ids: Any, top_left: int | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -281,4 +286,5 @@ def _documents(document_ids: Any, top_left: int | None) -> tuple[torch.Tensor, t
 def _tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         require_type(name, tensor, torch.Tensor)
+    require_initialized(name, tensor)
     return tensor

@@ -102,9 +102,16 @@ def lengths_of_scores(max_seqlen_q: Any, max_seqlen_kv: Any, bias: Any, mask: An
     return found[0], found[1]
 
 
-def narrowed(tensor: Any) -> Any:
-    """A bias or a mask with one element of each axis of queries or keys along which it is expanded: an axis of one has no end."""
-    for dim in (-2, -1) if isinstance(tensor, torch.Tensor) else ():
+def narrowed(name: str, tensor: Any) -> Any:
+    """A bias or a mask with one element of each axis of queries or keys along which it is expanded: an axis of one has no end.
+
+    Raises ArgumentError for one that has no axes yet, or no strides.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        return tensor
+    require_initialized(name, tensor)
+    require_dense(name, tensor)
+    for dim in (-2, -1):
         if tensor.ndim >= -dim and tensor.shape[dim] > 1 and tensor.stride(dim) == 0:
             tensor = tensor.narrow(dim, 0, 1)
     return tensor

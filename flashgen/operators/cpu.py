@@ -14,6 +14,7 @@ from flashgen.codegen.problem import Problem, Sequences
 from flashgen.codegen.target import find_target
 
 from ..launch import arguments, cpu
+from ..launch.alignment import require_whole_storages
 from ..launch.append_arguments import AppendTensors, append_call, require_append_memory
 from ..launch.append_plan import rotated_shape
 from ..launch.asked import expanded, have_gradients
@@ -77,6 +78,7 @@ def packed_attention_on_cpu(
     out, lse = q.new_zeros((*q.shape[:2], v.shape[2])), q.new_full((q.shape[1], q.shape[0]), -torch.inf, dtype=torch.float32)
     if lse.numel() and workload.batch:
         named = {name: tensor for name, tensor in zip(PackedTokens._fields[:4], tokens[:4], strict=True) if tensor is not None}
+        require_whole_storages(named)
         named |= {"q": q, "k": k, "v": v, "out": out, "lse": lse, **expanded(modifier_operands(problem), problem, workload, others)}
         tensors = Tensors(problem, workload, named)
         scalars = {**({} if scale is None else {"scale": scale}), **dict(modifiers.numbers)}
@@ -106,6 +108,7 @@ def cached_attention_on_cpu(
     workload = cached_workload(q, k_cache, where, modifiers)
     out, lse = q.new_empty((*q.shape[:3], v_cache.shape[3])), q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
     if lse.numel():
+        require_whole_storages({name: tensor for name, tensor in where._asdict().items() if tensor is not None})
         table = where.block_table if where.cache_batch_idx is None else where.cache_batch_idx[:, None]
         named = {"cache_seqlens": where.cache_seqlens, "block_table": table, "cache_leftpad": where.cache_leftpad}
         named |= {"k_descale": where.k_descale, "v_descale": where.v_descale}

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 import flashgen
 from flashgen.codegen.errors import ArgumentError, FlashgenError
@@ -28,6 +30,13 @@ def stacked(*sizes: int, seed: int = 0) -> torch.Tensor:
 
 def slopes(*sizes: int) -> torch.Tensor:
     return torch.rand(sizes, generator=torch.Generator().manual_seed(9))
+
+
+def cut_short(*sizes: int) -> torch.Tensor:
+    """A tensor whose storage holds but half of it."""
+    tensor = stacked(*sizes)
+    tensor.untyped_storage().resize_(tensor.numel())
+    return tensor
 
 
 def exact(
@@ -298,6 +307,16 @@ def test_a_row_without_keys_is_its_sink(keys: int, options: dict[str, Any]) -> N
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("sizes", [(1,), (5, 1), (2, 2, 1, 1)])
+def test_a_bias_of_keys_that_are_not_there_has_a_gradient_of_zero(sizes: tuple[int, ...]) -> None:
+    q, k, bias = stacked(2, 5, 2, 16), stacked(2, 0, 2, 16), stacked(*sizes).requires_grad_()
+    out = flashgen.attention(q, k, k, bias=bias)
+    (found,) = torch.autograd.grad(out.sum(), bias)
+    assert found.shape == sizes
+    assert not found.any()
+
+
+@pytest.mark.slow
 def test_sinks_of_minus_infinity_change_nothing() -> None:
     """Nor gradients, of which a row that sees no key has none."""
     q, mask = stacked(2, 5, 2, 16).requires_grad_(), torch.arange(5)[:, None] != 2
@@ -376,6 +395,18 @@ def test_operators_want_all_values_of_modifiers() -> None:
         ({"mask": slopes(16, 16)}, r"mask must be torch\.bool; got torch\.float32"),
         ({"mask": stacked(3, 1, 16, 16) > 0}, r"mask must have the shape .*; got \(3, 1, 16, 16\)"),
         ({"key_padding_mask": stacked(16) > 0}, r"key_padding_mask must have the shape \(batch, len_kv\); got \(16,\)"),
+        ({"key_padding_mask": slopes(1, 16)}, r"key_padding_mask must be torch\.bool; got torch\.float32"),
+        ({"key_padding_mask": slopes(1, 16).to_sparse()}, r"key_padding_mask must be dense \(torch\.strided\); got torch\.sparse_coo"),
+        ({"key_padding_mask": UninitializedBuffer()}, "key_padding_mask must have elements; got a UninitializedBuffer"),
+        ({"bias": UninitializedParameter()}, "bias must have elements; got a UninitializedParameter"),
+        ({"bias": cut_short(16)}, "bias must have a storage that holds its elements, at least 32 bytes; got one of 16$"),
+        (
+            {"alibi_slopes": slopes(2), "score_mod": lambda s, *_: s / 2},
+            "score_mod must only add to the score beside alibi_slopes, [^;]*; got [^;]*$",
+        ),
+        ({"dropout_p": slopes(2)}, "dropout_p must be a number from 0 to 1; got a value of type torch.Tensor"),
+        ({"dropout_p": np.zeros(2)}, "dropout_p must be a number from 0 to 1; got a value of type numpy.ndarray"),
+        ({"dropout_p": False}, "dropout_p must be a number from 0 to 1; got False"),
         ({"sinks": [1.0, 2.0]}, "sinks must be of type Tensor; got"),
         ({"sinks": slopes(3)}, r"sinks must have the shape \(heads_q\) = \(2,\), or one that .*; got \(3,\)"),
         ({"sinks": slopes(1, 2)}, r"sinks must have the shape .*; got \(1, 2\)"),

@@ -107,6 +107,7 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda a: a.update(mask=torch.ones(2, 1, 9, 8) > 0), r"^mask must have the shape \(batch, heads_q, len_q, len_kv\) = \(3, 4, 9, 8\)"),
     (lambda a: a.update(mask=torch.ones(3, 1, 0, 8) > 0), r"^mask must have elements of at least one query; got the shape \(3, 1, 0, 8\)"),
     (lambda a: a.update(mask=[True]), r"^mask must be of type Tensor; got \[True\]"),
+    (lambda a: a.update(bias=torch.ones(3, 4, 9, 8).to_sparse()), r"^bias must be dense \(torch\.strided\); got torch\.sparse_coo"),
     (lambda a: a.update(bias=torch.ones(3, 4, 9, 8).double()), r"^bias must be torch\.(bfloat16|float16); got torch\.float64"),
     (
         lambda a: a.update(bias=torch.ones(3, 1, 9, 8), mask=torch.ones(8, 8) > 0),
