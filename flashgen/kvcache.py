@@ -10,6 +10,7 @@ from torch.compiler import is_compiling, is_dynamo_compiling
 from flashgen.codegen.modifier import NO_MODIFIERS
 from flashgen.codegen.seen import Ends
 
+from .launch import packed_arguments
 from .launch.arguments import require_together
 from .launch.asked import asked
 from .launch.autocast import cast_by_autocast
@@ -20,6 +21,7 @@ from .launch.cached_arguments import (
     check_cached_types,
     require_bottom_right,
 )
+from .launch.cached_values import require_right_lengths
 from .launch.descales import broadcast_descales
 from .launch.keywords import modified_of_call
 from .launch.refused_keywords import refuse_keywords
@@ -282,6 +284,8 @@ def attention_with_kvcache(
         if k is not None or rotary_cos is not None:
             if not is_compiling():  # no cache may change where attention cannot be computed
                 check_cached_call(q, k_cache, v_cache, where, causal, scale, batch_invariant, *asked(*modified))
+                if packed_arguments.values_are_checked:  # what appends knows no padding
+                    require_right_lengths(k_cache, where, k.shape[1] if k is not None and k.ndim == 4 else 0)
             table = block_table if cache_batch_idx is None else cache_batch_idx[:, None]
             behind = rotary_cos, rotary_sin, k_descale, v_descale, rotary_interleaved, by_query
             in_all, rotated = append_to_cache(k_cache, v_cache, k, v, lengths, table, q, *behind)

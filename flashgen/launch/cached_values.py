@@ -27,8 +27,8 @@ def require_right_lengths(k_cache: torch.Tensor, where: CachedKeys, added: int =
                 f"cache_seqlens must be from 0 to the keys that a sequence may have{more}, {most}; got {length} in entry {b}"
             )
     for b, padding in enumerate([] if where.cache_leftpad is None else where.cache_leftpad.tolist()):
-        if not 0 <= padding <= lengths[b]:
-            raise ArgumentError(f"cache_leftpad must be from 0 to the length {lengths[b]} of sequence {b}; got {padding}")
+        if not 0 <= padding <= lengths[b] + added:
+            raise ArgumentError(f"cache_leftpad must be from 0 to the length {lengths[b] + added} of sequence {b}; got {padding}")
     if where.table is None:
         return
     name = table_name or ("block_table" if where.block_table is not None else "cache_batch_idx")

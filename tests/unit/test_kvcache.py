@@ -118,6 +118,7 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
         lambda a: a.update(in_float8(a), k_descale=torch.ones(2).half()),
         r"^k_descale must be torch\.float32; got torch\.float16",
     ),
+    (lambda a: a.update(in_float8(a), v_descale=torch.ones(3, 2).to_sparse()), r"^v_descale must be dense .*; got torch.sparse_coo"),
     (lambda a: a.update(in_float8(a), k_descale=2.0), r"^k_descale must be of type Tensor or None; got 2\.0"),
     (lambda a: a.update(v_cache=a["v_cache"].half()), r"^v_cache must have q's dtype torch\.bfloat16; got torch\.float16"),
     (lambda a: a.update(k_cache=a["k_cache"].to("meta")), r"^k_cache must be on q's device cpu; got meta"),
@@ -484,7 +485,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ),
     (
         {**tensors(), **added(), "block_table": None, "cache_seqlens": ints(3, 2, 0), "cache_batch_idx": ints(0, 7, 2)},
-        r"^cache_batch_idx, or a block_table of one column, must name pages from 0 to 2; got 7 in entry 0 of sequence 1",
+        r"^cache_batch_idx must name pages from 0 to 2; got 7 in entry 0 of sequence 1",
     ),
     (
         {**added(), "cache_seqlens": ints(3, 23, 0)},
@@ -511,6 +512,19 @@ def test_wrong_lengths_are_told_where_somebody_asks(
     assert len(on_cpu) == 2
     nobody = {name: tensor[:0] if name in ("q", "cache_seqlens", "block_table") else tensor for name, tensor in paged().items()}
     assert call(**nobody).shape == (0, 2, 4, 24)
+
+
+def test_wrong_padding_is_told_before_anything_is_written(on_cpu: list[Tensors], monkeypatch: pytest.MonkeyPatch) -> None:
+    """New keys count in the lengths that padding is within."""
+    monkeypatch.setattr(packed_arguments, "values_are_checked", True)
+    given = {**tensors(), **added(), "cache_seqlens": ints(3, 0, 5)}
+    before = given["k_cache"].clone()
+    with pytest.raises(ArgumentError, match=r"^cache_leftpad must be from 0 to the length 2 of sequence 1; got 3"):
+        flashgen.attention_with_kvcache(**given, cache_leftpad=ints(5, 3, 0))
+    assert given["k_cache"].equal(before)
+    assert not on_cpu
+    flashgen.attention_with_kvcache(**given, cache_leftpad=ints(5, 2, 0))
+    assert not given["k_cache"].equal(before)
 
 
 NAMES = (
