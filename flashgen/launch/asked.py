@@ -45,10 +45,14 @@ def asked(
     numbers: Sequence[float] | None = (),
     tensors: Sequence[torch.Tensor] | None = None,
 ) -> tuple[Given, tuple[torch.Tensor, ...]]:
-    """What operators are told, in the types of `codegen`. Raises ArgumentError as `given_modifiers`, and for more or fewer tensors."""
+    """What operators are told, in the types of `codegen`. Raises ArgumentError as `given_modifiers`, and for more or fewer tensors.
+
+    Views that PyTorch is to negate are negated: its dispatcher, which does that for q, k and v, does not look into an optional list.
+    """
     if not names and not tensors and not sizes and not numbers:
         return NO_MODIFIERS, ()
-    sizes, numbers, found = sizes or (), numbers or (), tuple(tensors or ())  # AOTInductor's packages give None for an empty list
+    sizes, numbers = sizes or (), numbers or ()  # AOTInductor's packages give None for an empty list
+    found = tuple([tensor.resolve_neg() if tensor.is_neg() else tensor for tensor in tensors or ()])
     if TRACED in names:
         sizes, numbers = with_captured(names, sizes, numbers, found)
     known = {*map(type, sizes), *map(type, numbers)} <= _PLAIN  # else a tracer's symbol is among them

@@ -10,6 +10,7 @@ import torch
 from flashgen.codegen.modifiers import kind_of, listed_names
 
 from ..launch.arguments import TracedArgumentError, check_traced
+from ..launch.asked import asked
 from ..launch.untraced import untraced
 
 
@@ -26,6 +27,10 @@ def _refuse_what_counts_entries(names: str) -> None:
         if name == "dropout" or (kind_of(name) == "traced" and "batch" in name):
             what = "dropout" if name == "dropout" else "a score_mod or mask_mod that looks at the batch"
             raise TracedArgumentError(f"{what} must not be mapped by torch.vmap, which joins the mapped dimension to the batch: use a loop")
+
+
+def _like(shape: Sequence[int], strides: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_strided(shape, strides, dtype=dtype, device="meta")
 
 
 def batched(operator: Any, tensors: int, options: int) -> Callable[..., Any]:
@@ -46,13 +51,16 @@ def batched(operator: Any, tensors: int, options: int) -> Callable[..., Any]:
             for t, dim in zip(arguments[:tensors], in_dims, strict=False)
         ]
         # One of them, in whose terms errors speak, without elements: there may be none.
-        one = (torch.empty_strided(t.shape[1:], t.stride()[1:], dtype=t.dtype, device="meta") for t in mapped[:3] if t is not None)
-        check_traced(*one, *arguments[tensors : tensors + 3])
-        given = operator(*(None if t is None else t.flatten(0, 1) for t in mapped), *arguments[tensors:])
+        one = (_like(t.shape[1:], t.stride()[1:], t.dtype) for t in mapped[:3] if t is not None)
+        of_modifiers = [_like(t.shape, t.stride(), t.dtype) for t in arguments[options:]] if options else []
+        names, sizes, numbers = arguments[options - 3 : options] if options else ("", (), ())
+        given = asked(names, sizes, numbers, of_modifiers) if of_modifiers else ()
+        check_traced(*one, *arguments[tensors : tensors + 3], *given)
+        found = operator(*(None if t is None else t.flatten(0, 1) for t in mapped), *arguments[tensors:])
         assert mapped[0] is not None  # q, which every operator takes
-        sizes = info.batch_size, mapped[0].shape[1]
-        if isinstance(given, torch.Tensor):
-            return given.unflatten(0, sizes), 0
-        return tuple(t.unflatten(0, sizes) for t in given), (0,) * len(given)
+        both = info.batch_size, mapped[0].shape[1]
+        if isinstance(found, torch.Tensor):
+            return found.unflatten(0, both), 0
+        return tuple(t.unflatten(0, both) for t in found), (0,) * len(found)
 
     return rule

@@ -15,6 +15,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
 import flashgen
 from flashgen.codegen.errors import ArgumentError, FlashgenError
+from flashgen.launch.asked import asked
 from tests.support.plan import few_of
 
 
@@ -284,6 +285,37 @@ def test_padding_is_the_same_without_gradients_and_for_who_traces() -> None:
         traced = make_fx(lambda q, valid: flashgen.attention(q, q, q, key_padding_mask=valid))(q, valid)
         assert torch.equal(traced(q, ~valid), flashgen.attention(q, q, q, key_padding_mask=~valid))
         assert not torch.equal(traced(q, ~valid), wanted)
+
+
+def test_vmap_takes_no_tensor_of_another_batch() -> None:
+    """The mapped dimension joins the batch, so that kernels would take a tensor of both for one of the entries that are mapped."""
+    q = stacked(3, 1, 16, 2, 16)
+    for options, shape in (
+        ({"prefix_len": torch.zeros(3, dtype=torch.int32), "causal": True}, r"\(batch\) = \(1,\), .*; got \(3,\)"),
+        ({"alibi_slopes": slopes(3, 2)}, r"\(batch, heads_q\) = \(1, 2\), .*; got \(3, 2\)"),
+        ({"bias": stacked(3, 1, 1, 16)}, r"\(batch, heads_q, len_q, len_kv\) = \(1, 2, 16, 16\), .*; got \(3, 1, 1, 16\)"),
+    ):
+        for call in (torch.no_grad()(flashgen.attention), flashgen.attention):
+            with pytest.raises(ArgumentError, match=f"^{next(iter(options))} must have the shape {shape}"):
+                torch.vmap(lambda q, call=call, options=options: call(q, q, q, **options))(q)
+
+
+def test_operators_negate_views_that_are_to_be_negated() -> None:
+    _, (found,) = asked("alibi", tensors=[torch._neg_view(slopes(2))])
+    assert found.equal(-slopes(2))
+    assert not found.is_neg()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "sizes"), [("alibi_slopes", (2,)), ("sinks", (2,)), ("bias", (16, 16))])
+def test_views_that_are_to_be_negated_are(name: str, sizes: tuple[int, ...]) -> None:
+    """As imag gives them of a conjugated tensor."""
+    q, values = stacked(1, 16, 2, 16).requires_grad_(), slopes(*sizes)
+    negated = torch.complex(values, values).conj().imag
+    assert negated.is_neg()
+    found = [flashgen.attention(q, q, q, **{name: tensor}) for tensor in (negated, -values)]  # type: ignore[call-overload]
+    assert torch.equal(*found)
+    assert torch.equal(*(torch.autograd.grad(out.float().square().sum(), q)[0] for out in found))
 
 
 def test_ordered_gradients_of_a_bias_that_is_the_same_for_many_scores_are_refused() -> None:
