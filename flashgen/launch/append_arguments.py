@@ -131,6 +131,10 @@ def _check_rows(tensors: AppendTensors) -> None:
         elif tensor.dtype != tensors.dtype:
             raise ArgumentError(f"{name} must have k's dtype {tensors.dtype}; got {tensor.dtype}")
         check_strides(name, tensor)
+        if name in axes and tensors.k is not None and tensor.numel():
+            for dim in range(3):
+                if tensor.shape[dim] > 1 and tensor.stride(dim) == 0:
+                    raise ArgumentError(f"{name} must have memory for each key that is added; got stride 0 in dimension {dim}, as expanded")
     if v_cache.shape[:3] != k_cache.shape[:3]:
         raise ArgumentError(
             f"v_cache must have k_cache's pages, page_size and heads {tuple(k_cache.shape[:3])}; got {tuple(v_cache.shape[:3])}"

@@ -97,6 +97,10 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
     (lambda a: a._replace(v_cache=a.v_cache.half()), r"^v_cache must have k_cache's dtype torch\.bfloat16; got torch\.float16"),
     (lambda a: a._replace(q=a.q.half()), r"^q must have k_cache's dtype torch\.bfloat16; got torch\.float16"),
     (lambda a: a._replace(k=a.k.to("meta")), r"^k must be on k_cache's device cpu; got meta"),
+    (
+        lambda a: a._replace(k_cache=a.k_cache[:1].expand(a.k_cache.shape)),
+        r"^k_cache must have memory for each key that is added; got stride 0 in dimension 0, as expanded",
+    ),
     (lambda a: a._replace(v_cache=a.v_cache[:6]), r"^v_cache must have k_cache's pages, page_size and heads \(7, 8, 2\); got \(6, 8, 2\)"),
     (lambda a: a._replace(k=a.k[:, :, :1]), r"^k must have k_cache's heads and head_dim \(2, 16\); got \(1, 16\)"),
     (lambda a: a._replace(v=a.v[..., :16]), r"^v must have v_cache's heads and head_dim \(2, 24\); got \(2, 16\)"),
