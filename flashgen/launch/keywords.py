@@ -284,7 +284,8 @@ def _documents(document_ids: Any, top_left: int | None) -> tuple[torch.Tensor, t
 
 
 def _tensor(name: str, tensor: torch.Tensor) -> torch.Tensor:
-    if not isinstance(tensor, torch.Tensor):
-        require_type(name, tensor, torch.Tensor)
-    require_initialized(name, tensor)
+    if type(tensor) is not torch.Tensor:
+        if not isinstance(tensor, torch.Tensor):
+            require_type(name, tensor, torch.Tensor)
+        require_initialized(name, tensor)
     return tensor
