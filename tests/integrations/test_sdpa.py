@@ -6,6 +6,7 @@ Plain PyTorch stands in for kernels, but for the tests marked slow, which run ke
 from __future__ import annotations
 
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -118,6 +119,13 @@ def test_a_causal_bias_of_other_lengths_is_passed_on(on_cpu: list[Tensors]) -> N
     assert sdpa.report() == ({SDPA: 1}, {})
 
 
+def test_numbers_that_are_none_are_pytorchs_with_nested_tensors(on_cpu: list[Tensors]) -> None:
+    nested = torch.nested.nested_tensor_from_jagged(numbers(14, 4, 8), offsets=torch.tensor([0, 5, 14])).transpose(1, 2)
+    for options in ({"dropout_p": None}, {"scale": "1"}, {"enable_gqa": None}):
+        with pytest.raises(TypeError, match=f"{next(iter(options))}' .*must be"):
+            attend(nested, nested, nested, **options)
+
+
 def test_nested_tensors(on_cpu: list[Tensors]) -> None:
     lengths, made = (5, 0, 9), []
     offsets = torch.tensor([0, 5, 5, 14])
@@ -205,12 +213,18 @@ def test_pytorch_refuses_what_it_refused(on_cpu: list[Tensors]) -> None:
         (q, k, v, None, 0.0, "lower_right"),
         (q, k, v, None, 0.0, 1),
         (q, k, v, None, -0.1),
+        (q, k, v, None, None),
+        (q, k, v, None, "0"),
     ]
-    for arguments in refused:
-        with pytest.raises((RuntimeError, TypeError)) as expected:
-            pytorch_sdpa(*arguments)
-        with pytest.raises(type(expected.value)):
-            attend(*arguments)
+    calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = [(arguments, {}) for arguments in refused]
+    calls += [((q, q, q), {name: given}) for name in ("scale", "enable_gqa") for given in ("1", torch.ones(2))]
+    calls += [((q, q, q), {"enable_gqa": None}), ((q, q, q), {"enable_gqa": 1}), ((q[0, 0], q[0, 0], q[0, 0]), {"enable_gqa": True})]
+    for arguments, options in calls:
+        with pytest.raises((RuntimeError, TypeError, IndexError)) as expected:
+            pytorch_sdpa(*arguments, **options)
+        with pytest.raises(type(expected.value)) as found:
+            attend(*arguments, **options)
+        assert str(found.value) == str(expected.value)
 
 
 def test_autocast(on_cpu: list[Tensors]) -> None:
@@ -278,6 +292,11 @@ def test_enabled_restores(on_cpu: list[Tensors]) -> None:
     registry.restore_flash_attention_impl()
     assert functional.scaled_dot_product_attention is pytorch_sdpa
     del registry._registry._FLASH_ATTENTION_IMPLS["other of a test"]
+
+
+def test_the_name_is_pickled_while_it_is_active(on_cpu: list[Tensors]) -> None:
+    with sdpa.enabled():
+        assert pickle.loads(pickle.dumps(functional.scaled_dot_product_attention)) is functional.scaled_dot_product_attention
 
 
 def test_a_later_patch_stays(on_cpu: list[Tensors]) -> None:

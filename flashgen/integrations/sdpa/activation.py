@@ -188,6 +188,7 @@ def _face_before(before: Callable[..., torch.Tensor], activation: Activation) ->
             counted.passed_on(reason)
         return found
 
+    scaled_dot_product_attention.__module__ = functional.__name__  # there pickle finds it, as it finds PyTorch's
     return scaled_dot_product_attention
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import torch
@@ -29,9 +30,12 @@ REFUSALS = (ArgumentError, CaptureError, CompileError)
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _ALIGNED = 8  # elements, to which rows are aligned: 16 bytes
 _LOWER_RIGHT: Any = object()  # in place of is_causal, which is aligned top-left
-_RANKS = "tensors of fewer than 2 dimensions, or of different numbers of them"
+_RANKS = "tensors of fewer than 2 dimensions, 3 with enable_gqa, or of different numbers of them"
 _HEAD_DIM = "a head_dim that is no multiple of 8 up to 256"
 _NO_ELEMENTS = "tensors without elements"
+_NO_NUMBER = "a dropout_p or a scale that is no number"
+_DROPOUT = "a dropout_p of 1, or beyond 0 and 1"
+_SCALE = "a scale that is not above 0"
 
 
 def scaled_dot_product_attention(
@@ -117,14 +121,16 @@ def reason_against(
     kind = type(query)  # each call asks: what most calls are comes first
     if not (kind is type(key) is type(value) is torch.Tensor or {kind, type(key), type(value)} <= _PLAIN):
         if all(isinstance(tensor, torch.Tensor) and tensor.is_nested for tensor in (query, key, value)):
-            return _against_nested(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+            return _against_nested(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
         return "a subclass of Tensor, or no tensor"
     shape_q, shape_k, shape_v, dtype = query.shape, key.shape, value.shape, query.dtype
     if dtype not in DTYPES or key.dtype is not dtype or value.dtype is not dtype:
         return f"dtype {dtype}" if key.dtype == value.dtype == dtype else "dtypes that differ"
     if not query.is_cuda and not (query.device.type == "cpu" and os.environ.get("FLASHGEN_CPU") == "1"):
         return f"tensors on {query.device.type}"
-    if len(shape_q) < 2:
+    if type(enable_gqa) is not bool:
+        return "an enable_gqa that is no bool"
+    if len(shape_q) < 3 and (len(shape_q) < 2 or enable_gqa):
         return _RANKS
     if shape_q[-1] % 8 or shape_q[-1] > 256:
         return _HEAD_DIM
@@ -140,10 +146,10 @@ def reason_against(
             return mask_reason
     elif type(is_causal) is not bool and is_causal is not _LOWER_RIGHT:
         return "an is_causal that is no bool"
-    if dropout_p != 0.0 and not 0.0 < dropout_p < 1.0:
-        return "a dropout_p of 1, or beyond 0 and 1"
-    if scale is not None and not 0.0 < scale < 1e38:
-        return "a scale that is not above 0"
+    if scale is not None or type(dropout_p) is not float or dropout_p != 0.0:
+        numbers_reason = _against_numbers(dropout_p, scale)
+        if numbers_reason is not None:
+            return numbers_reason
     if is_transformed() or getattr(forward_ad, "_current_level", 0) >= 0:
         return "a transform of torch.func, or forward-mode gradients"
     return None
@@ -189,7 +195,9 @@ def _against_mask(attn_mask: Any, rank: int, dtype: torch.dtype, is_causal: Any)
     return None
 
 
-def _against_nested(query: Any, key: Any, value: Any, attn_mask: Any, is_causal: Any, scale: Any, enable_gqa: Any) -> str | None:
+def _against_nested(
+    query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: Any, is_causal: Any, scale: Any, enable_gqa: Any
+) -> str | None:
     if any(tensor.layout is not torch.jagged or tensor.dim() != 4 or tensor._ragged_idx != 2 for tensor in (query, key, value)):
         return "nested tensors of another form than [batch, heads, lengths, head_dim], jagged"
     if attn_mask is not None:
@@ -198,12 +206,20 @@ def _against_nested(query: Any, key: Any, value: Any, attn_mask: Any, is_causal:
         return f"dtype {query.dtype}"
     if not query.is_cuda and not (query.device.type == "cpu" and os.environ.get("FLASHGEN_CPU") == "1"):
         return f"tensors on {query.device.type}"
-    if not query.size(1) == key.size(1) == value.size(1) or enable_gqa:
+    if not query.size(1) == key.size(1) == value.size(1) or enable_gqa is not False:
         return "nested tensors of different heads"
     if key.offsets() is not value.offsets() or (is_causal and key.offsets() is not query.offsets()):
         return "nested tensors of different lengths"
+    return _against_numbers(dropout_p, scale)
+
+
+def _against_numbers(dropout_p: Any, scale: Any) -> str | None:
+    if not isinstance(dropout_p, (float, int)) or not isinstance(scale, (float, int, NoneType)):
+        return _NO_NUMBER  # PyTorch takes tensors of one element, and refuses others by its own errors
+    if not 0.0 <= dropout_p < 1.0:
+        return _DROPOUT
     if scale is not None and not 0.0 < scale < 1e38:
-        return "a scale that is not above 0"
+        return _SCALE
     return None
 
 
