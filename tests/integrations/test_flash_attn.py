@@ -11,7 +11,7 @@ import torch
 
 from flashgen.codegen.errors import ArgumentError
 from flashgen.integrations import flash_attn as fa
-from flashgen.integrations.flash_attn import bert_padding, flash_attn_3_interface, flash_attn_interface, primitives, rotary
+from flashgen.integrations.flash_attn import arguments, bert_padding, flash_attn_3_interface, flash_attn_interface, primitives, rotary
 from flashgen.integrations.flash_attn.inference import inference
 from flashgen.operators.gradients import NoDerivativeError
 
@@ -252,6 +252,70 @@ def test_refusals_have_their_names_for_lengths() -> None:
         flash_attn_3_interface.flash_attn_with_kvcache(q[None], cache, cache, scheduler_metadata=ends)
     with pytest.raises(ArgumentError, match=r"^return_softmax must be left out "):
         primitives._flash_attn_forward(q[None], q[None], q[None], 0.1, 1.0, False, return_softmax=True)
+
+
+@pytest.mark.parametrize("ends", [(1.5, 2), ("1", "2"), "12", (torch.tensor([1, 2]), 0), (torch.tensor(1.0), 0)])
+def test_ends_of_windows_are_integers(ends: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"^window_size must be \(left, right\), two integers"):
+        arguments.window_of(ends, False)
+
+
+def test_refusals_of_pages_have_their_names() -> None:
+    q, pages, table = drawn(4, 2, 8), drawn(2, 8, 2, 8), torch.zeros(1, 1, dtype=torch.int32)
+    ends = torch.tensor([0, 4], dtype=torch.int32)
+
+    def call(q: Any = q, k: Any = pages, of_q: Any = ends, of_k: Any = ends, longest: Any = 4, pages_of: Any = table) -> Any:
+        return fa.flash_attn_varlen_func(q, k, k, of_q, of_k, longest, 4, block_table=pages_of)
+
+    for wrong, message in (
+        ({"of_k": None}, "cu_seqlens_k must be of type Tensor; got None"),
+        ({"of_k": ends.long()}, "cu_seqlens_k must be torch.int32 of "),
+        ({"of_q": ends.float()}, "cu_seqlens_q must be torch.int32 of "),
+        ({"of_q": ends[None]}, "cu_seqlens_q must be torch.int32 of the shape .*; got torch.int32 of the shape .1, 2.$"),
+        ({"q": q[None]}, "q must have 3 dimensions .tokens, heads, head_dim.; got 4"),
+        ({"k": pages[0]}, "k must have 4 dimensions "),
+        ({"longest": torch.tensor([4, 4])}, "max_seqlen_q must be an integer"),
+        ({"pages_of": table.long()}, "block_table must be torch.int32"),
+    ):
+        with pytest.raises(ArgumentError, match=f"^{message}"):
+            call(**wrong)
+    with pytest.raises(ArgumentError, match=r"^page_table must be torch.int32"):
+        flash_attn_3_interface.flash_attn_with_kvcache(q[None, :1], pages, pages, cache_seqlens=3, page_table=table.long())
+
+
+def test_tensors_without_dimensions_and_numbers_of_heads_are_refused() -> None:
+    q, qkv = drawn(1, 4, 2, 8), drawn(1, 4, 6, 8)
+    with pytest.raises(ArgumentError, match=r"^k must have dimensions"):
+        fa.flash_attn_func(q, torch.tensor(1.0), q)
+    for heads in (-2, 0, 2.0, "2"):
+        with pytest.raises(ArgumentError, match=r"^num_heads_q must be an integer >= 1; got "):
+            flash_attn_3_interface.flash_attn_qkvpacked_func(qkv, num_heads_q=heads)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match=r"^qkv must have 4 dimensions"):
+        flash_attn_3_interface.flash_attn_qkvpacked_func(qkv[0], num_heads_q=2)
+    ends = torch.tensor([0, 4], dtype=torch.int32)
+    with pytest.raises(ArgumentError, match=r"^max_seqlen_k must be of type int or None; got a value of type torch.Tensor"):
+        fa.flash_attn_varlen_func(q[0], q[0], q[0], ends, ends, 4, torch.tensor([4, 4]))  # type: ignore[arg-type]
+
+
+def test_a_longest_length_that_is_a_tensor_is_no_hint_in_a_graph() -> None:
+    """Its value is known when the graph runs."""
+    found = torch.compile(arguments.length_of, fullgraph=True, backend="eager")(torch.tensor(4))
+    assert found is None
+    assert arguments.length_of(torch.tensor(4)) == 4
+
+
+def test_rotations_and_padding_of_wrong_shapes_are_refused() -> None:
+    x, cos = torch.randn(2, 5, 3, 12), torch.randn(9, 4)
+    for wrong, message in (
+        ((x[0], cos, cos), "x must have the dimensions .batch, length"),
+        ((x, cos, cos[:5]), "sin must have cos's shape"),
+        ((x, torch.randn(9, 7), torch.randn(9, 7)), "cos must have the shape"),
+        ((x, cos, cos, False, False, torch.tensor([1, 2, 3])), "seqlen_offsets must be an int, or "),
+    ):
+        with pytest.raises(ArgumentError, match=f"^{message}"):
+            rotary.apply_rotary_emb(*wrong)
+    with pytest.raises(ArgumentError, match=r"^attention_mask must have hidden_states' batch and length \(2, 5\); got the shape \(2, 4\)"):
+        bert_padding.unpad_input(x, torch.ones(2, 4, dtype=torch.int64))
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 2, 4), (3, 5, 7)])

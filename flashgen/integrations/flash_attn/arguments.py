@@ -6,9 +6,12 @@ by zeros, which change no score and no output. So it is here; the copies grow wi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from operator import index
 from typing import Any, NoReturn
 
 import torch
+from torch.compiler import is_compiling
 from torch.nn.functional import pad
 
 from flashgen.codegen.errors import ArgumentError, shown
@@ -19,12 +22,13 @@ from ...launch.untraced import untraced
 from ..renaming import by_other_names
 
 NO_WINDOW = (-1, -1)
+NO_OTHERS: Mapping[str, str] = {}  # names
 _WIDTH, _WIDEST = 8, 256  # head dims are multiples of the one, up to the other
 _THEIR_NAMES = {
     "scale": "softmax_scale",
     "window": "window_size",
     "chunk": "attention_chunk",
-    "return_lse": "",  # what asks for it depends on the function
+    "return_lse": "return_attn_probs",
     "return_dropout_mask": "return_attn_probs",
     "sinks": "s_aux",
     **{f"{name}_kv": f"{name}_k" for name in ("cu_seqlens", "max_seqlen", "seqused")},
@@ -36,11 +40,11 @@ def window_of(window_size: Any, causal: bool) -> Ends | None:
 
     The two may be tensors of one element, as FlashAttention's own tests give them. Raises ArgumentError.
     """
-    if type(window_size) is tuple and window_size == NO_WINDOW:
-        return None
     try:
-        left, right = (int(end) for end in window_size)
-    except (TypeError, ValueError):
+        if type(window_size) is tuple and window_size == NO_WINDOW:
+            return None
+        left, right = (index(end) for end in window_size)
+    except (TypeError, ValueError, RuntimeError):
         given = shown(window_size)
         raise ArgumentError(f"window_size must be (left, right), two integers, of which -1 opens its side; got {given}") from None
     ends = (left if left >= 0 else None, right if right >= 0 and not causal else None)
@@ -53,10 +57,13 @@ def softcap_of(softcap: Any) -> Any:
 
 
 def length_of(length: Any, needed: bool = False) -> Any:
-    """A number of tokens as an int. Of a tensor on a GPU None, unless it is needed: it is a hint, for which nobody should wait."""
-    if not isinstance(length, torch.Tensor):
+    """A number of tokens as an int. Of a tensor on a GPU, or in a graph, None, unless it is needed: it is a hint, for which nobody waits.
+
+    What is no whole number stays as it is: the call names it.
+    """
+    if not isinstance(length, torch.Tensor) or length.numel() != 1 or length.is_floating_point():
         return length
-    return int(length) if needed or not length.is_cuda else None
+    return int(length) if needed or not (length.is_cuda or is_compiling()) else None
 
 
 def fits(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> bool:
@@ -100,12 +107,31 @@ def unpacked(name: str, tensor: Any, number: int) -> tuple[torch.Tensor, ...]:
 
 
 @untraced
-def raise_as_theirs(error: Exception, *, lse: str = "return_attn_probs", **tensors: Any) -> NoReturn:
-    """The error of a call, by FlashAttention's names of arguments. lse: what asks for it; tensors: what must be tensors, by name."""
-    if isinstance(error, (AttributeError, TypeError)):
+def raise_as_theirs(error: Exception, *, names: Mapping[str, str] = NO_OTHERS, **tensors: Any) -> NoReturn:
+    """The error of a call, by FlashAttention's names of arguments.
+
+    names: ours to theirs where a function has others than most; tensors: what must be tensors, by our names
+    """
+    theirs = {**_THEIR_NAMES, **names}
+    if isinstance(error, (AttributeError, IndexError, TypeError)):
         for name, tensor in tensors.items():
+            known = theirs.get(name, name)
             if not isinstance(tensor, torch.Tensor):
-                require_type(name, tensor, torch.Tensor)
+                require_type(known, tensor, torch.Tensor)
+            if not tensor.ndim:
+                raise ArgumentError(f"{known} must have dimensions; got a tensor of none") from None
     if type(error) is ArgumentError:
-        raise by_other_names(error, {**_THEIR_NAMES, "return_lse": lse}) from None
+        raise by_other_names(error, theirs) from None
     raise error
+
+
+def require_packed(q: Any, boundaries: Mapping[str, Any]) -> None:
+    """Raises ArgumentError unless queries, and what says by these names where sequences lie, have the ranks and dtypes of packed ones."""
+    if isinstance(q, torch.Tensor) and q.ndim != 3:
+        raise ArgumentError(f"q must have 3 dimensions (tokens, heads, head_dim); got {q.ndim}")
+    for name, tensor in boundaries.items():
+        if not isinstance(tensor, torch.Tensor):
+            require_type(name, tensor, torch.Tensor)
+        if tensor.ndim != 1 or not len(tensor) or tensor.dtype != torch.int32:
+            shape = tuple(tensor.shape)
+            raise ArgumentError(f"{name} must be torch.int32 of the shape (batch + 1,); got {tensor.dtype} of the shape {shape}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import pad
 
+from flashgen.codegen.errors import ArgumentError
+
 __all__ = [
     "index_first_axis",
     "index_first_axis_residual",
@@ -37,11 +39,12 @@ def unpad_input(
 
     attention_mask: [batch, length], bool or int, not 0 where there is a token; unused_mask: the same for tokens that are kept, but unused
     Returns them, [tokens, ...], their indices among batch * length, cu_seqlens [batch + 1], the longest length, and used lengths [batch].
+    Raises ArgumentError for a mask of another batch or length.
     """
     used = attention_mask.sum(-1, dtype=torch.int32)
     mask = attention_mask if unused_mask is None else attention_mask + unused_mask
     lengths = mask.sum(-1, dtype=torch.int32)
-    return (*_packed(hidden_states, mask, lengths), used)
+    return (*_packed("attention_mask", hidden_states, mask, lengths), used)
 
 
 def unpad_input_for_concatenated_sequences(
@@ -51,10 +54,15 @@ def unpad_input_for_concatenated_sequences(
     of_rows = attention_mask_in_length.sum(-1)
     lengths = attention_mask_in_length.flatten()
     mask = torch.arange(attention_mask_in_length.shape[-1], device=of_rows.device) < of_rows[:, None]
-    return _packed(hidden_states, mask, lengths[lengths != 0])
+    return _packed("attention_mask_in_length", hidden_states, mask, lengths[lengths != 0])
 
 
-def _packed(hidden_states: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+def _packed(
+    name: str, hidden_states: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]:
+    if mask.shape != hidden_states.shape[:2]:  # else indices would be those of other tokens
+        wanted = f"hidden_states' batch and length {tuple(hidden_states.shape[:2])}"
+        raise ArgumentError(f"{name} must have {wanted}; got the shape {tuple(mask.shape)}")
     indices = mask.flatten().nonzero().flatten()
     cu_seqlens = pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
     return index_first_axis(hidden_states.flatten(0, 1), indices), indices, cu_seqlens, int(lengths.max())

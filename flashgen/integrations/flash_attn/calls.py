@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from ...api import attention
 from ...kvcache import attention_with_kvcache
 from ...varlen import attention_varlen
 from ..signed_probabilities import signed_probabilities, signed_probabilities_of_sequences
-from .arguments import fits, fitted, length_of, raise_as_theirs, require_head_dim, softcap_of
+from .arguments import fits, fitted, length_of, raise_as_theirs, require_head_dim, require_packed, softcap_of
 from .inference import inference
 
 
@@ -98,10 +98,12 @@ def cached_call(
     v: torch.Tensor | None,
     softmax_scale: float | None,
     with_lse: bool,
+    names: Mapping[str, str],
     options: dict[str, Any],
 ) -> Any:
-    """Out, or (out, lse), of keys in a cache: `flashgen.attention_with_kvcache`, which has these options. Raises ArgumentError.
+    """Out, or (out, lse), of keys in a cache: `flashgen.attention_with_kvcache`, which has these options.
 
+    Raises ArgumentError, by the function's own `names` of arguments: see `raise_as_theirs`.
     Of tensors that require grad a gradient may not be asked: autograd then raises NoDerivativeError.
     """
     try:
@@ -129,7 +131,7 @@ def cached_call(
         return inference(call, (q, k_cache, v_cache, k, v))
     except Exception as error:
         if not is_compiling():
-            raise_as_theirs(error, lse="return_softmax_lse", q=q, k_cache=k_cache, v_cache=v_cache)
+            raise_as_theirs(error, names=names, q=q, k_cache=k_cache, v_cache=v_cache)
         raise
 
 
@@ -141,20 +143,21 @@ def packed_cached_call(
     max_seqlen_q: int | None,
     softmax_scale: float | None,
     with_lse: bool,
-    *,
-    cu_seqlens_k: torch.Tensor | None = None,
+    names: Mapping[str, str],
     **options: Any,
 ) -> Any:
-    """The same of packed queries, [tokens, heads, head_dim]; lse is [heads, tokens]. cu_seqlens_k: in place of cache_seqlens.
+    """The same of packed queries, [tokens, heads, head_dim]; lse is [heads, tokens]. An option cu_seqlens_k takes cache_seqlens' place.
 
     Kernels of caches take as many queries of each sequence: those that are fewer come behind rows that nobody reads, as the last one is
     aligned to the last key. So memory grows with max_seqlen_q * batch, and nobody waits for the device.
     """
     try:
         most = length_of(max_seqlen_q, needed=True)
+        require_packed(q, {"cu_seqlens_q": cu_seqlens_q, **{name: options[name] for name in ("cu_seqlens_k",) if name in options}})
         begins, ends = cu_seqlens_q[:-1], cu_seqlens_q[1:]
-        if cu_seqlens_k is not None:
-            options["cache_seqlens"] = cu_seqlens_k[1:] - cu_seqlens_k[:-1]
+        if "cu_seqlens_k" in options:
+            of_keys = options.pop("cu_seqlens_k")
+            options["cache_seqlens"] = of_keys[1:] - of_keys[:-1]
         if q.shape[0]:
             require_int("max_seqlen_q", most, 1)
         else:
@@ -162,14 +165,12 @@ def packed_cached_call(
             return (empty, q.new_zeros((q.shape[1], q.shape[0]), dtype=torch.float32)) if with_lse else empty
         position = torch.arange(most, device=q.device) - (most - (ends - begins))[:, None]  # below 0: of no query
         padded = q[(begins[:, None] + position.clamp_min(0)).clamp_max(q.shape[0] - 1)]
-        found = cached_call(padded, k_cache, v_cache, None, None, softmax_scale, with_lse, options)
+        found = cached_call(padded, k_cache, v_cache, None, None, softmax_scale, with_lse, names, options)
         tokens = torch.arange(q.shape[0], device=q.device, dtype=ends.dtype)
         sequence = torch.bucketize(tokens, ends, right=True).clamp_max(len(ends) - 1)
         row = (tokens - ends[sequence] + most).clamp(0, most - 1)
         return (found[0][sequence, row], found[1][sequence, :, row].T) if with_lse else found[sequence, row]
     except Exception as error:
         if not is_compiling():
-            of_tokens: dict[str, Any] = {"cu_seqlens_q": cu_seqlens_q}
-            of_tokens |= {} if cu_seqlens_k is None else {"cu_seqlens_k": cu_seqlens_k}
-            raise_as_theirs(error, q=q, k_cache=k_cache, v_cache=v_cache, **of_tokens)
+            raise_as_theirs(error, names=names, q=q, k_cache=k_cache, v_cache=v_cache)
         raise

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from flashgen.codegen.errors import ArgumentError
+from flashgen.codegen.errors import ArgumentError, require_int
+from flashgen.codegen.typed import require_type
 
 from .arguments import NO_WINDOW, refuse, softcap_of, unpacked, window_of
 from .calls import cached_call, packed_cached_call, uncached_call
@@ -25,6 +26,7 @@ __all__ = [
 ]
 
 Window = tuple[int, int]
+_OF_CACHE = {"return_lse": "return_softmax_lse", "block_table": "page_table"}  # our names of arguments to its own
 Tensor = torch.Tensor | None
 
 _EIGHT_BITS = "q, k and v have 16 bits; a cache alone may have 8, and flash_attn_with_kvcache takes its descales"
@@ -91,6 +93,11 @@ def flash_attn_qkvpacked_func(
     if num_heads_q is None:
         q, k, v = unpacked("qkv", qkv, 3)
     else:
+        if not isinstance(qkv, torch.Tensor):
+            require_type("qkv", qkv, torch.Tensor)
+        if qkv.ndim != 4:
+            raise ArgumentError(f"qkv must have 4 dimensions (batch, length, heads + 2 * heads_k, head_dim); got {qkv.ndim}")
+        require_int("num_heads_q", num_heads_q, 1)
         heads_k, left = divmod(qkv.shape[-2] - num_heads_q, 2)
         if left or heads_k < 1:
             raise ArgumentError(f"num_heads_q must leave heads of k and as many of v, of {qkv.shape[-2]} in all; got {num_heads_q}")
@@ -204,9 +211,9 @@ def flash_attn_with_kvcache(
     }
     if cu_seqlens_q is not None:
         refuse("flash_attn_with_kvcache", _REFUSED, k=k, rotary_cos=rotary_cos)
-        return packed_cached_call(q, k_cache, v_cache, cu_seqlens_q, max_seqlen_q, softmax_scale, return_softmax_lse, **options)
+        return packed_cached_call(q, k_cache, v_cache, cu_seqlens_q, max_seqlen_q, softmax_scale, return_softmax_lse, _OF_CACHE, **options)
     options |= {"rotary_cos": rotary_cos, "rotary_sin": rotary_sin, "rotary_interleaved": rotary_interleaved}
-    return cached_call(q, k_cache, v_cache, k, v, softmax_scale, return_softmax_lse, options)
+    return cached_call(q, k_cache, v_cache, k, v, softmax_scale, return_softmax_lse, _OF_CACHE, options)
 
 
 def get_scheduler_metadata(*given: Any, **named: Any) -> None:

@@ -34,6 +34,9 @@ __all__ = [
 
 _NOT_ON_PAGES = {"dropout_p": "it is for training, and keys in pages (block_table) are for inference"}
 Window = tuple[int, int]
+# Our names of arguments to those of functions that differ from others.
+_OF_PAGES = {"k_cache": "k", "v_cache": "v", "cache_seqlens": "cu_seqlens_k"}
+_OF_CACHE = {"return_lse": "return_softmax_lse"}
 
 _wrapped_flash_attn_forward = _flash_attn_forward
 _wrapped_flash_attn_backward = _flash_attn_backward
@@ -142,6 +145,7 @@ def flash_attn_varlen_func(
         max_seqlen_q,
         softmax_scale,
         return_attn_probs,
+        _OF_PAGES,
         cu_seqlens_k=cu_seqlens_k,
         block_table=block_table,
         causal=causal,
@@ -239,7 +243,7 @@ def flash_attn_with_kvcache(
         "alibi_slopes": alibi_slopes,
         "sinks": s_aux,
     }
-    return cached_call(q, k_cache, v_cache, k, v, softmax_scale, return_softmax_lse, options)
+    return cached_call(q, k_cache, v_cache, k, v, softmax_scale, return_softmax_lse, _OF_CACHE, options)
 
 
 def _get_block_size_n(device: Any, head_dim: int, is_dropout: bool, is_causal: bool) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from flashgen.codegen.errors import ArgumentError, require_int
+from flashgen.codegen.typed import require_type
 
 from .arguments import length_of
 
@@ -35,8 +36,9 @@ def apply_rotary_emb(
     max_seqlen: with cu_seqlens a hint, by which an int offset and the number of positions are checked
 
     A token whose position cos does not have, by a tensor of offsets or by cu_seqlens, stays as it is, as does one of no sequence: nobody
-    waits for the device. Raises ArgumentError for an int offset at which cos does not have all positions.
+    waits for the device. Raises ArgumentError for an int offset at which cos does not have all positions, and for wrong shapes.
     """
+    _check(x, cos, sin, seqlen_offsets, cu_seqlens)
     is_of_each = isinstance(seqlen_offsets, torch.Tensor)
     offset: Any = 0 if is_of_each else seqlen_offsets
     length = x.shape[1] if cu_seqlens is None else length_of(max_seqlen) or min(x.shape[0], 1)
@@ -59,6 +61,26 @@ def apply_rotary_emb(
     is_there = (position == row)[..., None]
     rotated = _rotated(x, cos[row].where(is_there, 1), sin[row].where(is_there, 0), interleaved)
     return x.copy_(rotated) if inplace else rotated
+
+
+def _check(x: Any, cos: Any, sin: Any, seqlen_offsets: Any, cu_seqlens: Any) -> None:
+    """Raises ArgumentError for what would be broadcast, or an error that names no argument."""
+    for name, tensor in (("x", x), ("cos", cos), ("sin", sin)):
+        if not isinstance(tensor, torch.Tensor):
+            require_type(name, tensor, torch.Tensor)
+    axes = "(batch, length, heads, head_dim)" if cu_seqlens is None else "(tokens, heads, head_dim) beside cu_seqlens"
+    if x.ndim != (4 if cu_seqlens is None else 3):
+        raise ArgumentError(f"x must have the dimensions {axes}; got {tuple(x.shape)}")
+    if cos.ndim != 2 or 2 * cos.shape[1] > x.shape[-1]:
+        wanted = f"the shape (positions, rotary_dim / 2), of at most half of x's head_dim {x.shape[-1]}"
+        raise ArgumentError(f"cos must have {wanted}; got {tuple(cos.shape)}")
+    if sin.shape != cos.shape:
+        raise ArgumentError(f"sin must have cos's shape {tuple(cos.shape)}; got {tuple(sin.shape)}")
+    if isinstance(seqlen_offsets, torch.Tensor):
+        batch = x.shape[0] if cu_seqlens is None else cu_seqlens.shape[0] - 1
+        if seqlen_offsets.shape != (batch,):
+            wanted = f"an int, or a tensor with an entry for each of {batch} sequences"
+            raise ArgumentError(f"seqlen_offsets must be {wanted}; got the shape {tuple(seqlen_offsets.shape)}")
 
 
 def apply_rotary(
