@@ -20,7 +20,7 @@ from flashgen.codegen.modifier import NO_MODIFIERS
 from ..api import attention
 from ..kvcache import attention_with_kvcache
 from ..launch.keywords import modified_of_call
-from ..operators.cached_plans import LEFTPAD, TABLE, cached_run_at_hand
+from ..operators.cached_plans import LEFTPAD, TABLE, CachedOptions, cached_run_at_hand
 from ..varlen import attention_varlen
 
 
@@ -185,7 +185,7 @@ def _in_parts(asked: Asked, options: Options, of_kv: int, there: int, *where: to
     causal, tensors = options.get("causal", False), [q, k, v, *where]
     if "window" in options:
         causal, _, given = modified_of_call(causal, options["window"], None, None, None, top_left=None)
-    run = cached_run_at_hand(tensors, (there, causal, scale, given, False, False, False, (1, of_kv)))
+    run = cached_run_at_hand(tensors, CachedOptions(there, causal, scale, given, parts=(1, of_kv)))
     if run is None:
         return None
     out, lse = run(return_lse, *tensors)
