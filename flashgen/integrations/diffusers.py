@@ -18,6 +18,7 @@ from diffusers.models import attention_dispatch
 from torch.nn.attention.flex_attention import BlockMask
 
 from flashgen.codegen.errors import ArgumentError, shown
+from flashgen.codegen.typed import require_type
 
 from ..api import attention
 from ..launch.made_block_masks import BlockMask as MadeBlockMask
@@ -58,6 +59,13 @@ def attention_of_backend(
     """
     if _parallel_config is not None:
         raise ArgumentError("_parallel_config must be None: choose one of diffusers' own backends for context parallelism; got one")
+    for name, tensor in (("query", query), ("key", key), ("value", value)):
+        if not isinstance(tensor, torch.Tensor):
+            require_type(name, tensor, torch.Tensor)
+        if tensor.ndim != 4:
+            raise ArgumentError(f"{name} must have 4 dimensions (batch, length, heads, head_dim); got {tensor.ndim}")
+    if type(is_causal) is not bool:
+        require_type("is_causal", is_causal, bool)
     if not enable_gqa and query.shape[2] != key.shape[2]:
         raise ArgumentError(f"key must have query's {query.shape[2]} heads, or enable_gqa must be True; got {key.shape[2]} heads")
     options: dict[str, Any] = {}
@@ -67,7 +75,7 @@ def attention_of_backend(
         options = _masked(attn_mask, query, key.shape[1])
     causal = is_causal if query.shape[1] == key.shape[1] or not is_causal else "top_left"
     try:
-        return _attention(query, key, value, causal=causal, scale=scale, dropout_p=float(dropout_p), return_lse=return_lse, **options)
+        return _attention(query, key, value, causal=causal, scale=scale, dropout_p=dropout_p, return_lse=return_lse, **options)
     except ArgumentError as error:
         raise by_other_names(error, _NAMES) from error
 
@@ -119,7 +127,7 @@ def unregister() -> None:
 class AttnProcessor:
     """A processor for diffusers' Attention modules whose own ones call scaled_dot_product_attention: `unet.set_attn_processor(...)`.
 
-    What it computes is what diffusers' AttnProcessor2_0 does.
+    What it computes is what diffusers' AttnProcessor2_0 does, and its AttnProcessor, which modules without a scale of scores have.
     """
 
     def __call__(
@@ -151,7 +159,8 @@ class AttnProcessor:
         )
         query = query if attn.norm_q is None else attn.norm_q(query)
         key = key if attn.norm_k is None else attn.norm_k(key)
-        out = attn.to_out[0](attention_of_backend(query, key, value, attention_mask).flatten(2))
+        scale = None if attn.scale_qk else 1.0
+        out = attn.to_out[0](attention_of_backend(query, key, value, attention_mask, scale=scale).flatten(2))
         out = attn.to_out[1](out)  # dropout
         if image is not None:
             out = out.transpose(1, 2).unflatten(2, image)

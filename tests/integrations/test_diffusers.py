@@ -14,6 +14,7 @@ from tests.support.dense_attention import require_right
 ours = pytest.importorskip("flashgen.integrations.diffusers", reason="needs diffusers", exc_type=ImportError)
 diffusers: Any = pytest.importorskip("diffusers")
 dispatch: Any = pytest.importorskip("diffusers.models.attention_dispatch")
+processors: Any = pytest.importorskip("diffusers.models.attention_processor")
 
 
 @pytest.fixture(autouse=True)
@@ -74,6 +75,8 @@ def test_masks_and_keywords() -> None:
         ({"attn_mask": torch.zeros(2, 2, 20, 35)}, "^attn_mask must"),
         ({"attn_mask": torch.zeros(2, 1, 20, 36, dtype=torch.int64)}, "^attn_mask must be torch.bool, .* query's torch.bfloat16; got"),
         ({"dropout_p": 2.0}, "^dropout_p must"),
+        ({"dropout_p": None}, "^dropout_p must be a number from 0 to 1; got None"),
+        ({"is_causal": "top_left"}, "^is_causal must be of type bool; got 'top_left'"),
     ],
 )
 def test_refusals(arguments: dict[str, Any], message: str) -> None:
@@ -90,6 +93,23 @@ def test_heads_need_enable_gqa_and_dtypes_are_named() -> None:
         ours.attention_of_backend(q.float(), k.float(), v.float(), enable_gqa=True)
     with pytest.raises(ArgumentError, match=r"^key must have query's batch size 2; got 1"):
         ours.attention_of_backend(q, k[:1], v[:1], enable_gqa=True)
+    with pytest.raises(ArgumentError, match=r"^query must be of type Tensor; got None"):
+        ours.attention_of_backend(None, k, v)
+    with pytest.raises(ArgumentError, match=r"^key must have 4 dimensions \(batch, length, heads, head_dim\); got 2"):
+        ours.attention_of_backend(q, k[0, 0], v)
+
+
+@pytest.mark.parametrize("scale_qk", [True, False])
+def test_modules_without_a_scale_of_scores_have_none(scale_qk: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, scale: float | None, **_: Any) -> torch.Tensor:
+        q, k, v = (each.transpose(1, 2) for each in (q, k, v))
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale).transpose(1, 2)
+
+    monkeypatch.setattr(ours, "_attention", plain)
+    module, states = processors.Attention(32, heads=2, dim_head=16, scale_qk=scale_qk), torch.randn(2, 9, 32) * 3
+    expected = module(states)
+    module.set_processor(ours.AttnProcessor())
+    torch.testing.assert_close(module(states), expected)
 
 
 def test_the_name_comes_and_goes() -> None:
