@@ -9,6 +9,7 @@ from typing import Any
 from .sizes import NUMBERS
 
 _LONGEST = 200  # characters of a value that an error repeats
+_WRITTEN = {"torch.dtype", "torch.device", "torch.layout"}  # types that are written as they are; PyTorch is not imported here
 
 
 class FlashgenError(Exception):
@@ -32,10 +33,13 @@ class IllegalConfigError(ArgumentError):
 
 
 def shown(given: object) -> str:
-    """A value as an error repeats it: of Python's own types as it is written, cut if long; of others the type (tensors may be on a GPU)."""
+    """A value as an error repeats it: of Python's own types, and PyTorch's dtypes, devices and layouts, as it is written, cut if long.
+
+    Of others the type: tensors may be on a GPU.
+    """
     kind = type(given)
     try:
-        if kind.__module__ == "builtins" or isinstance(given, enum.Enum):
+        if kind.__module__ == "builtins" or isinstance(given, enum.Enum) or f"{kind.__module__}.{kind.__qualname__}" in _WRITTEN:
             text = repr(given)
             return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}..."
     except Exception:  # an integer of thousands of digits, nesting without end, an item that cannot say what it is

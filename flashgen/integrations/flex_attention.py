@@ -49,6 +49,7 @@ __all__ = [
 
 _attention: Callable[..., Any] = attention  # whose overloads know no bool that is not known
 _NAMES = {"q": "query", "k": "key", "v": "value"}
+_NAMES_OF_MASK = {"batch": "B", "heads": "H", "len_q": "Q_LEN", "len_kv": "KV_LEN", "block_size": "BLOCK_SIZE"}
 _ALIGNED = 8  # elements, 16 bytes, to which rows are aligned
 _OF_TRITON = {"num_warps", "num_stages", *FlexKernelOptions.__annotations__}
 
@@ -83,6 +84,8 @@ def flex_attention(
     if kernel_options is not None:
         _check_options(kernel_options)
     if return_aux is not None:
+        if not isinstance(return_aux, AuxRequest):
+            raise ArgumentError(f"return_aux must be an AuxRequest or None; got {shown(return_aux)}")
         if return_lse:
             raise ArgumentError("return_lse must be False beside return_aux, which has lse=True; got True")
         if return_aux.max_scores:
@@ -193,9 +196,12 @@ def create_block_mask(
         raise ArgumentError(
             f"{name} must be left out: it is for a kernel of PyTorch's, and create_block_mask of torch has it; got {shown(given)}"
         )
-    of_batch, of_heads = B or 1, H or 1
+    of_batch, of_heads = 1 if B is None else B, 1 if H is None else H
     where = "cuda" if device is None else device
-    made = block_mask(mask_mod, batch=of_batch, heads=of_heads, len_q=Q_LEN, len_kv=KV_LEN, device=where, block_size=BLOCK_SIZE)
+    try:
+        made = block_mask(mask_mod, batch=of_batch, heads=of_heads, len_q=Q_LEN, len_kv=KV_LEN, device=where, block_size=BLOCK_SIZE)
+    except ArgumentError as error:
+        raise by_other_names(error, _NAMES_OF_MASK) from error
     states, (of_q, of_kv) = made.states, made.block_size
     if not separate_full_blocks:
         states = states.clamp(max=PART)

@@ -16,6 +16,7 @@ import xformers.ops
 from xformers.ops import fmha
 
 from flashgen.codegen.errors import ArgumentError, shown
+from flashgen.codegen.typed import require_type
 
 from .renaming import by_other_names
 from .xformers_biases import Asked, route_of
@@ -112,8 +113,13 @@ def _call(
     """Out and, if wanted, lse."""
     if op is not None:
         raise ArgumentError(f"op must be None: flashgen chooses its kernels by records and sizes; got {shown(op)}")
+    if not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor)):
+        for name, tensor in (("query", query), ("key", key), ("value", value)):
+            require_type(name, tensor, torch.Tensor)
     if output_dtype is not None and output_dtype != query.dtype:
         raise ArgumentError(f"output_dtype must be None or query's dtype {query.dtype}; got {shown(output_dtype)}")
+    if type(p) is not float:
+        require_type("p", p, float)
     q, k, v = _by_heads(query, key, value)
     route, options = route_of(attn_bias, query, q, k)
     try:

@@ -72,6 +72,7 @@ def test_names_and_parameters_are_pytorchs() -> None:
         ({"kernel_options": 3}, "kernel_options must be a dict; got 3"),
         ({"return_aux": flex.AuxRequest(max_scores=True)}, "return_aux must not ask for max_scores"),
         ({"return_aux": flex.AuxRequest(lse=True), "return_lse": True}, "return_lse must be False beside return_aux"),
+        ({"return_aux": True}, "return_aux must be an AuxRequest or None; got True"),
         ({"block_mask": 3}, "block_mask must be .*; got 3"),
         ({"score_mod": 3}, "score_mod must be .*; got 3"),
     ],
@@ -90,6 +91,15 @@ def test_dtypes_are_named() -> None:
 def test_heads_need_enable_gqa() -> None:
     with pytest.raises(ValueError, match="key must have query's 2 heads, or enable_gqa must be True; got 1 heads"):
         flex.flex_attention(*tensors(heads_kv=1))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("B", 0), ("H", 0), ("Q_LEN", -1), ("KV_LEN", 2.0), ("BLOCK_SIZE", 8), ("BLOCK_SIZE", (16,)), ("device", "meta")]
+)
+def test_refusals_of_block_masks_have_their_names(name: str, value: Any) -> None:
+    given = {"B": 1, "H": 1, "Q_LEN": 32, "KV_LEN": 32, "device": "cpu", name: value}
+    with pytest.raises(ArgumentError, match=f"^{name} must"):
+        flex.create_block_mask(MASKS["causal"], **given)
 
 
 @pytest.mark.parametrize(("name", "value"), [("compute_dq_write_order", True), ("dq_kv_order", False)])

@@ -341,7 +341,20 @@ def test_what_flashgen_itself_refuses_is_counted(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("FLASHGEN_CPU", "1")
     with pytest.raises(ArgumentError, match=r"^head_dim must be a multiple of 8"):
         calls.flashgen_attention(torch.nn.Module(), q, q, q, None)
-    assert report() == ({}, {"head_dim": 1})
+    assert report(reset=True) == ({}, {"head_dim": 1})
+    q = q[..., :8].contiguous()
+    mask, sinks = torch.ones(1, 2, 3, 3, dtype=torch.int64), torch.ones(3, dtype=torch.bfloat16)
+    for keywords, message in (
+        ({"attention_mask": mask}, "attention_mask must be torch.bfloat16.*; got torch.int64"),
+        ({"attention_mask": mask[..., :2] == 1}, "attention_mask must have the shape"),
+        ({"attention_mask": None, "position_bias": mask}, "position_bias must be torch.bfloat16"),
+        ({"attention_mask": mask, "position_bias": mask}, "attention_mask must be bool where .*; got torch.int64"),
+        ({"attention_mask": None, "s_aux": sinks}, "s_aux must have the shape"),
+        ({"attention_mask": None, "scaling": -1.0}, "scaling must be from"),
+    ):
+        with pytest.raises(ArgumentError, match=f"^{message}"):
+            calls.flashgen_attention(torch.nn.Module(), q, q, q, **keywords)
+    assert report() == ({}, {"attention_mask": 3, "position_bias": 1, "s_aux": 1, "scaling": 1})
 
 
 @pytest.mark.parametrize("numbers", [False, True], ids=["bool", "numbers"])

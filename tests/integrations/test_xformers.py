@@ -161,7 +161,10 @@ def test_every_class_of_bias_is_known_and_none_that_derives() -> None:
     ("arguments", "message"),
     [
         ({"op": theirs.fmha.flash.FwOp}, "op must be None: flashgen chooses its kernels"),
-        ({"output_dtype": torch.float32}, "output_dtype must be None or query's dtype torch.bfloat16; got"),
+        ({"output_dtype": torch.float32}, "output_dtype must be None or query's dtype torch.bfloat16; got torch.float32$"),
+        ({"p": None}, "^p must be of type float; got None"),
+        ({"p": "0"}, "^p must be of type float; got '0'"),
+        ({"attn_bias": paged(biases.PagedBlockDiagonalPaddedKeysMask), "p": None}, "^p must be of type float; got None"),
         ({"attn_bias": torch.zeros(1, 20, 48)}, r"attn_bias must have query's 4 dimensions, .*; got torch.float32 of \(1, 20, 48\)"),
         ({"attn_bias": torch.ones(1, 2, 20, 48, dtype=torch.bool)}, "attn_bias must have .* be added to scores; got torch.bool"),
         ({"attn_bias": torch.zeros(1, 2, 20, 48, dtype=torch.float16)}, "torch.float32 or query's torch.bfloat16 .*; got torch.float16"),
@@ -181,6 +184,8 @@ def test_refusals(arguments: dict[str, Any], message: str) -> None:
 
 def test_shapes_dtypes_and_gradients_of_pages_are_refused() -> None:
     q, k, v = (tensor.transpose(1, 2) for tensor in tensors(len_kv=64))
+    with pytest.raises(ArgumentError, match=r"^key must be of type Tensor; got None"):
+        xformers.memory_efficient_attention(q, None, v)
     with pytest.raises(ArgumentError, match=r"query, key and value must all have 3, 4 or 5 dimensions; got \[2, 4, 4\]"):
         xformers.memory_efficient_attention(q[0, 0], k, v)
     with pytest.raises(ArgumentError, match=r"key and value must have query's groups and heads"):

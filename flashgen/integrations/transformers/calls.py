@@ -11,6 +11,7 @@ from torch.nn.attention.flex_attention import BlockMask
 import flashgen
 from flashgen.codegen.errors import ArgumentError, shown
 
+from ..renaming import by_other_names
 from . import counts
 from .prepared import PreparedMask
 
@@ -23,6 +24,11 @@ _REFUSED = {
     "output_attentions": "no probabilities are kept",
     "head_mask": "probabilities of a head cannot be scaled",
     "layer_head_mask": "probabilities of a head cannot be scaled",
+}
+_NAMES = {
+    **{"q": "query", "k": "key", "v": "value", "k_cache": "key", "v_cache": "value", "scale": "scaling", "dropout_p": "dropout"},
+    **{"sinks": "s_aux", "mask": "attention_mask", "block_mask": "attention_mask", "window": "sliding_window"},
+    **{"cu_seqlens_q": "cu_seq_lens_q", "cu_seqlens_kv": "cu_seq_lens_k", "max_seqlen_q": "max_length_q", "max_seqlen_kv": "max_length_k"},
 }
 _PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
 
@@ -109,8 +115,14 @@ def flashgen_attention(
             if not compiles:
                 counts.run["attention"] += 1
     except ArgumentError as error:
-        counts.count_refusal(error)
-        raise
+        if is_compiling():
+            raise
+        of_bias = "position_bias" if attention_mask is None else "attention_mask"
+        named = by_other_names(error, {**_NAMES, "bias": of_bias})
+        counts.count_refusal(named)
+        if named is error:
+            raise
+        raise named from error
     return out, None
 
 
@@ -209,7 +221,7 @@ def _own_mask(attention_mask: Any, position_bias: torch.Tensor | None, packed: d
     if attention_mask.dtype == torch.bool:
         return {"mask": attention_mask}
     if position_bias is not None:
-        _refuse(f"attention_mask must be bool where there is a position_bias: add it to that; got {shown(attention_mask.dtype)}")
+        _refuse(f"attention_mask must be bool where there is a position_bias: add it to that; got {attention_mask.dtype}")
     return {"bias": attention_mask}
 
 

@@ -20,7 +20,7 @@ class AttentionReport(NamedTuple):
     """By the function of flashgen that they became: attention, attention_with_kvcache, attention_varlen."""
     refused: dict[str, int]
     """By the argument for which flashgen has refused a call or a mask, with an ArgumentError that begins with it: nothing else has computed
-    it. One that flashgen's own calls refuse has the name that it has there, as head_dim."""
+    it. What flashgen's own calls refuse has transformers' name where it is an argument there: attention_mask for bias, but head_dim."""
 
 
 def count_refusal(error: ArgumentError) -> None:

@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
-from flashgen.codegen.errors import shown
-
 from . import counts
 from .mask_functions import MaskFunction, MaskParts, mask_parts
 from .prepared import PreparedMask
@@ -85,7 +83,7 @@ def _of_keys(attention_mask: torch.Tensor, kv_offset: int, kv_length: int) -> to
     """[batch, kv_length]: keys that a mask of positions does not reach are padding."""
     if attention_mask.ndim != 2 or attention_mask.dtype != torch.bool:
         wanted = "bool, of shape (batch, positions)"
-        raise counts.refused_error(f"attention_mask must be {wanted}; got {shown(attention_mask.dtype)}, {tuple(attention_mask.shape)}")
+        raise counts.refused_error(f"attention_mask must be {wanted}; got {attention_mask.dtype}, {tuple(attention_mask.shape)}")
     missing = kv_offset + kv_length - attention_mask.shape[1]
     if missing > 0:
         attention_mask = torch.nn.functional.pad(attention_mask, (0, missing))

@@ -29,7 +29,7 @@ def refuse_use(asked: str) -> NoReturn:
     """Raises ArgumentError for what was asked of a mask."""
     raise counts.refused_error(
         f"attention_mask must not be asked for {asked} here: it is flashgen's PreparedMask, which has no elements. Give the part of the "
-        "model that asks attn_implementation='sdpa'",
+        "model that asks attn_implementation='sdpa', or 'eager' if it has none",
         NotATensorError,
     )
 
