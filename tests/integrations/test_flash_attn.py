@@ -328,6 +328,7 @@ def test_padding_comes_and_goes(shape: tuple[int, ...]) -> None:
     assert ends.dtype == used.dtype == torch.int32
     back = bert_padding.pad_input(tokens, indices, 3, 5)
     assert torch.equal(back, states * mask.reshape(3, 5, *(1,) * (len(shape) - 2)))
+    assert torch.equal(bert_padding.pad_input(bert_padding.index_first_axis(tokens, ends[:2]), ends[:2], 3, 5).flatten(0, 1)[3], tokens[3])
     (gradient,) = torch.autograd.grad((back * 2).sum(), states)
     assert torch.equal(gradient, 2.0 * mask.reshape(3, 5, *(1,) * (len(shape) - 2)).expand(shape))
     unused = torch.tensor([[0, 0, 0, 1, 0], [0, 0, 0, 0, 0], [0, 0, 0, 0, 0]])

@@ -74,6 +74,17 @@ def test_functions_below_autograd_give_what_autograd_gives() -> None:
     with torch.no_grad():
         d_q, d_k, d_v = gradients
         primitives._flash_attn_backward(into, q, k, v, out, lse, d_q, d_k, d_v, 0.25, 0.4, True, rng_state=state)
+        for wrong, message in (
+            ({"rng_state": None}, "rng_state must be what the forward function gave, where dropout_p is 0.25; got None"),
+            ({"rng_state": state[:1]}, "rng_state must be .* of the shape .2,.; got torch.int64 of the shape .1,."),
+            ({"dq": d_q[None].repeat(2, 1, 1, 1, 1)}, "dq must have the shape"),
+            ({"softmax_lse": lse[..., :8]}, "softmax_lse must have the shape"),
+            ({"dout": into[:, :8]}, "dout must have the shape"),
+        ):
+            given = {"dout": into, "softmax_lse": lse, "dq": d_q, "rng_state": state, **wrong}
+            others = {"q": q, "k": k, "v": v, "out": out, "dk": d_k, "dv": d_v, "dropout_p": 0.25, "softmax_scale": 0.4, "causal": True}
+            with pytest.raises(ArgumentError, match=f"^{message}"):
+                primitives._flash_attn_backward(**others, **given)  # type: ignore[arg-type]
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(*both) for both in zip(gradients, torch.autograd.grad(wanted, (q, k, v), into), strict=True))
     gpu = flash_attn_interface.flash_attn_gpu

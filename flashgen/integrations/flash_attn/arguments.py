@@ -113,7 +113,7 @@ def raise_as_theirs(error: Exception, *, names: Mapping[str, str] = NO_OTHERS, *
     names: ours to theirs where a function has others than most; tensors: what must be tensors, by our names
     """
     theirs = {**_THEIR_NAMES, **names}
-    if isinstance(error, (AttributeError, IndexError, TypeError)):
+    if isinstance(error, (AttributeError, IndexError, RuntimeError, TypeError)):  # the last but one: of PyTorch's dispatcher
         for name, tensor in tensors.items():
             known = theirs.get(name, name)
             if not isinstance(tensor, torch.Tensor):

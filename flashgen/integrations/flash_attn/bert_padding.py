@@ -18,13 +18,16 @@ __all__ = [
 
 
 def index_first_axis(input: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """The rows of [rows, ...] that the indices name, int64 [n]: [n, ...]."""
+    """The rows of [rows, ...] that the indices name, int64 or int32 [n]: [n, ...]."""
     return input.index_select(0, indices)
 
 
 def index_put_first_axis(values: torch.Tensor, indices: torch.Tensor, first_axis_dim: int) -> torch.Tensor:
-    """[first_axis_dim, ...] with these values, [n, ...], in the rows that the indices name, which differ, and 0 in others."""
-    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices, values)
+    """[first_axis_dim, ...] with these values, [n, ...], in the rows that the indices name, which differ, and 0 in others.
+
+    indices: int64 or int32, as transformers takes them from boundaries in decoding
+    """
+    return values.new_zeros(first_axis_dim, *values.shape[1:]).index_copy(0, indices.long(), values)
 
 
 def index_first_axis_residual(input: torch.Tensor, indices: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

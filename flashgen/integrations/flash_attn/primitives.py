@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
+from flashgen.codegen.errors import ArgumentError
+
 from ...launch.asked import UNDRAWN, with_seed
 from ...launch.keywords import modified_of_call
 from ...launch.seeds import drawn_seed
@@ -22,6 +24,7 @@ from ...operators.packed_gradients import attention_varlen_backward
 from ...operators.registration import attention_forward
 from .arguments import length_of, raise_as_theirs, refuse, softcap_of, window_of
 
+_OF_BACKWARD = {"lse": "softmax_lse", "d_out": "dout"}  # our names of arguments to FlashAttention's
 _REASONS = {
     "return_softmax": "flash_attn_func and flash_attn_varlen_func give it with return_attn_probs=True",
     "leftpad_k": "packed sequences have no padding",
@@ -49,6 +52,9 @@ def _options(
         )
     if not modified or given is None or UNDRAWN not in given.names:
         return is_causal, modified, q.new_empty(2, dtype=torch.int64)
+    if rng_state is not None and (rng_state.dtype != torch.int64 or rng_state.shape != (2,)):
+        found = f"{rng_state.dtype} of the shape {tuple(rng_state.shape)}"
+        raise ArgumentError(f"rng_state must be what the forward function gave, torch.int64 of the shape (2,); got {found}")
     seed = drawn_seed(q.device) if rng_state is None else rng_state[0]
     return is_causal, (*modified[:3], with_seed(given, modified[3], seed)[1]), seed.reshape(1).expand(2)
 
@@ -99,13 +105,14 @@ def _flash_attn_backward(
     rng_state: torch.Tensor | None = None,
 ) -> None:
     """Writes the gradients of a call to dq, dk and dv, as far as these are there."""
+    _require_state(dropout_p, rng_state)
     try:
         is_causal, modified, _ = _options(q, dropout_p, causal, window_size_left, window_size_right, softcap, alibi_slopes, rng_state)
         given = (q, k, v, out, softmax_lse, dout, None, is_causal, softmax_scale, "bshd", deterministic or None)
         found = attention_backward(*given, *modified)
     except Exception as error:
         if not is_compiling():
-            raise_as_theirs(error, q=q, k=k, v=v, out=out, softmax_lse=softmax_lse, dout=dout)
+            raise_as_theirs(error, names=_OF_BACKWARD, q=q, k=k, v=v, out=out, lse=softmax_lse, d_out=dout)
         raise
     _write((dq, dk, dv), found)
 
@@ -170,6 +177,7 @@ def _flash_attn_varlen_backward(
     zero_tensors: bool = False,
 ) -> None:
     """The same of packed sequences."""
+    _require_state(dropout_p, rng_state)
     try:
         is_causal, modified, _ = _options(q, dropout_p, causal, window_size_left, window_size_right, softcap, alibi_slopes, rng_state)
         of_tokens = (cu_seqlens_q, cu_seqlens_k, None, None, length_of(max_seqlen_q), length_of(max_seqlen_k))
@@ -177,14 +185,22 @@ def _flash_attn_varlen_backward(
         found = attention_varlen_backward(*given, *modified)
     except Exception as error:
         if not is_compiling():
-            raise_as_theirs(error, q=q, k=k, v=v, out=out, softmax_lse=softmax_lse, dout=dout)
+            raise_as_theirs(error, names=_OF_BACKWARD, q=q, k=k, v=v, out=out, lse=softmax_lse, d_out=dout)
         raise
     _write((dq, dk, dv), found)
 
 
+def _require_state(dropout_p: float, rng_state: torch.Tensor | None) -> None:
+    """Raises ArgumentError for a dropout without the forward pass's state: gradients would be those of other elements."""
+    if dropout_p and rng_state is None:
+        raise ArgumentError(f"rng_state must be what the forward function gave, where dropout_p is {dropout_p}; got None")
+
+
 def _write(into: tuple[torch.Tensor | None, ...], found: tuple[torch.Tensor, ...]) -> None:
-    for tensor, gradient in zip(into, found, strict=True):
+    for name, tensor, gradient in zip(("dq", "dk", "dv"), into, found, strict=True):
         if tensor is not None:
+            if tensor.shape != gradient.shape:  # else the gradient would be broadcast
+                raise ArgumentError(f"{name} must have the shape {tuple(gradient.shape)}; got {tuple(tensor.shape)}")
             tensor.copy_(gradient)
 
 
