@@ -407,6 +407,23 @@ def test_refusals() -> None:
         flashgen_mask(1, 2, 2, strange=1)
 
 
+def test_deterministic_gradients_are_asked_for_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def call(q: Tensor, *_: Any, deterministic: Any = None, **__: Any) -> Tensor:
+        asked.append(deterministic)
+        return q
+
+    for name in ("attention", "attention_with_kvcache", "attention_varlen"):
+        monkeypatch.setattr(flashgen, name, call)
+    q, ends = torch.randn(1, 2, 3, 8, dtype=torch.bfloat16), torch.tensor([0, 3])
+    packed: dict[str, Any] = {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
+    for options, mask in (({}, None), (packed, None), ({}, PreparedMask((1, 1, 3, 3), causal=True, cached=True))):
+        for deterministic in (True, False, None):
+            calls.flashgen_attention(torch.nn.Module(), q, q, q, mask, deterministic=deterministic, **options)
+    assert asked == [True, None, None] * 2 + [None] * 3
+
+
 def test_what_models_refuse() -> None:
     given, _ = models(ARCHITECTURES["llama"])
     with pytest.raises(ArgumentError, match="output_attentions"):

@@ -24,7 +24,7 @@ _counts = _Counts()
 
 
 class CallCounts(NamedTuple):
-    """Calls since the process began, or since a report with reset=True. Each forward call counts once, under a compiled graph, too.
+    """Calls since the process began, or since a report with reset=True. Each forward call counts once, operators in a compiled graph, too.
 
     run: by the name that took them, `scaled_dot_product_attention` or one of PyTorch's fused operators
     passed_on: those that went where they would have gone without flashgen, by reason

@@ -18,7 +18,7 @@ from .prepared import PreparedMask
 # What layers pass on of what a model was called with, and what says nothing about attention itself.
 _OF_NO_MATTER = {
     *("position_ids", "cache_position", "past_key_values", "use_cache", "logits_to_keep", "labels", "num_items_in_batch", "seq_idx"),
-    *("output_hidden_states", "output_router_logits", "return_dict", "layer_idx", "deterministic", "kernel_options"),
+    *("output_hidden_states", "output_router_logits", "return_dict", "layer_idx", "kernel_options"),
 }
 _REFUSED = {
     "output_attentions": "no probabilities are kept",
@@ -46,6 +46,7 @@ def flashgen_attention(
     is_causal: bool | None = None,
     s_aux: torch.Tensor | None = None,
     position_bias: torch.Tensor | None = None,
+    deterministic: bool | None = None,
     **others: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attention of a layer of transformers.
@@ -57,6 +58,7 @@ def flashgen_attention(
        for no other mask than is_causal, or else module.is_causal, and sliding_window say, aligned at the last key: a query sees
        sliding_window keys, its own included, and as many to the right where it is not causal.
     s_aux: [heads_q], sinks; position_bias: [1 or batch, heads_q, len_q, len_kv], added to scaled scores, with gradient
+    deterministic: True for gradients that are the same to the bit; else what torch.are_deterministic_algorithms_enabled() says
     others: cu_seq_lens_q, cu_seq_lens_k, max_length_q and max_length_k of sequences that are packed in a batch of 1; and what a model was
        called with, of which some has no meaning here. What is not known is refused by name.
     Returns out, [batch, len_q, heads_q, head_dim_v], and None for the probabilities. Raises ArgumentError as flashgen's calls do.
@@ -88,6 +90,8 @@ def flashgen_attention(
             modifiers["bias"] = position_bias
         if attention_mask is not None:
             modifiers |= _own_mask(attention_mask, position_bias, packed)
+        if deterministic and not mask.cached:  # gradients, which no cache has
+            modifiers["deterministic"] = deterministic
         if "bias" in modifiers:
             _check_bias(modifiers["bias"], "position_bias" if attention_mask is None else "attention_mask")
         if packed is not None:
