@@ -29,7 +29,12 @@ __all__ = [
     "uninstall",
 ]
 
-_NAMES = {"q": "query", "k": "key", "v": "value", "k_cache": "key", "v_cache": "value", "bias": "attn_bias", "dropout_p": "p"}
+_NAMES = {
+    **{"q": "query", "k": "key", "v": "value", "k_cache": "key", "v_cache": "value", "bias": "attn_bias", "dropout_p": "p"},
+    **{"cu_seqlens_q": "attn_bias.q_seqinfo.seqstart", "cu_seqlens_kv": "attn_bias.k_seqinfo.seqstart"},
+    **{"seqused_kv": "attn_bias.k_seqinfo.seqlen", "cache_seqlens": "attn_bias.k_seqinfo.seqlen"},
+    **{"cache_leftpad": "attn_bias.k_seqinfo.seqstart", "block_table": "attn_bias.block_tables", "window": "attn_bias"},
+}
 
 
 def memory_efficient_attention(

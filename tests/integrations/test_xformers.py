@@ -163,6 +163,7 @@ def test_every_class_of_bias_is_known_and_none_that_derives() -> None:
         ({"op": theirs.fmha.flash.FwOp}, "op must be None: flashgen chooses its kernels"),
         ({"output_dtype": torch.float32}, "output_dtype must be None or query's dtype torch.bfloat16; got torch.float32$"),
         ({"p": None}, "^p must be of type float; got None"),
+        ({"attn_bias": blocks([20], [48]).to("meta")}, r"^attn_bias.q_seqinfo.seqstart must be on query's device cpu; got meta"),
         ({"p": "0"}, "^p must be of type float; got '0'"),
         ({"attn_bias": paged(biases.PagedBlockDiagonalPaddedKeysMask), "p": None}, "^p must be of type float; got None"),
         ({"attn_bias": torch.zeros(1, 20, 48)}, r"attn_bias must have query's 4 dimensions, .*; got torch.float32 of \(1, 20, 48\)"),
