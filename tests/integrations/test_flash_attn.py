@@ -297,6 +297,7 @@ def test_tensors_without_dimensions_and_numbers_of_heads_are_refused() -> None:
         fa.flash_attn_varlen_func(q[0], q[0], q[0], ends, ends, 4, torch.tensor([4, 4]))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_longest_length_that_is_a_tensor_is_no_hint_in_a_graph() -> None:
     """Its value is known when the graph runs."""
     found = torch.compile(arguments.length_of, fullgraph=True, backend="eager")(torch.tensor(4))
