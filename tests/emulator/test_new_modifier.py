@@ -15,6 +15,7 @@ import torch
 
 from flashgen import templates
 from flashgen.build.nvrtc import compile_source
+from flashgen.codegen import family as family_module
 from flashgen.codegen import modifier as modifier_module
 from flashgen.codegen import modifiers as modifier_folder
 from flashgen.codegen.family import find_family
@@ -99,6 +100,7 @@ FILES = {
         ''',
 }
 FAMILIES = ("attention_forward", "attention_backward")
+CACHES = (modifier_module.modifiers, modifier_module.modifier_named, modifier_module.modifiers_of, family_module._refusals_everywhere)
 
 
 @pytest.fixture
@@ -114,10 +116,12 @@ def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(templates, "read", lambda path: own if path == "tile/modifiers/first_key.cuh" else read(path))
     for family in map(find_family, FAMILIES):
         monkeypatch.setattr(type(family), "modifiers", (*family.modifiers, "first_key"))
+    for found in CACHES:
+        found.cache_clear()
     yield
     monkeypatch.undo()
-    modifier_module.modifier_named.cache_clear()
-    modifier_module.modifiers_of.cache_clear()
+    for found in CACHES:
+        found.cache_clear()
 
 
 def problem_of(family: str) -> Problem:
