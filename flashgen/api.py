@@ -164,8 +164,8 @@ def attention(
        a row has a sum below 1, and lse includes the sink: it is the sink where a row sees no key. They have gradients, which
        `deterministic` need not ask for, and which err by up to |lse| * 2^-24 of themselves. Finite, or -inf for none.
     bias: q's dtype or fp32, of a shape that broadcasts to [batch, heads_q, len_q, len_kv], any strides: added to scaled scores, after the
-       softcap and ALiBi; -inf hides a key. It has a gradient, in its dtype, summed up in fp32: not with a softcap, and with
-       `deterministic` only where no element is that of several scores.
+       softcap and ALiBi; -inf hides a key. It has a gradient, in its dtype, summed up in fp32; with `deterministic` only
+       where no element is that of several scores.
     mask: bool, of a shape that broadcasts to [batch, heads_q, len_q, len_kv], any strides: a query sees keys where it is True, of those
        that all other masks let it see. Tiles of keys that nobody sees take as long as others.
     key_padding_mask: bool, [batch, len_kv], True where a key is none of padding: the same as mask=key_padding_mask[:, None, None].
@@ -173,7 +173,7 @@ def attention(
        behind softcap, ALiBi and bias. Beside alibi_slopes it must only add to it. It is traced (docs/traced-modifiers.md), and so are its
        captured tensors and numbers, which are read anew in each call: other values compile nothing. A softcap, ALiBi or a bias in it
        is the call's where it is the same thing. Captured tensors of floating-point numbers that require grad get their gradients, but not
-       with deterministic=True or beside a softcap. Or what `flashgen.compile_modifier` gives.
+       with deterministic=True. Or what `flashgen.compile_modifier` gives.
     mask_mod: a function (batch, head, query, key): whether a query sees a key, among those that all other masks let it see. A causal mask,
        a window or a mask in memory in it is one of the call. A kernel finds tiles of keys that no query of a tile sees, and these are not
        visited. torch.compile traces both.

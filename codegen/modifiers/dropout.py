@@ -8,6 +8,7 @@ probability is met to 2^-16.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Real
 
 from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.modifier import Modifier
@@ -78,9 +79,10 @@ def keep_scale(p: float) -> float:
 
 def checked_dropout(p: object) -> float:
     """The probability as a number. Raises ArgumentError for what is none from 0 to 1."""
-    if isinstance(p, bool) or not isinstance(p, int | float) or not 0 <= p <= 1:
+    number = p if isinstance(p, int | float) else float(p) if isinstance(p, Real) else None
+    if isinstance(p, bool) or number is None or not 0 <= number <= 1:
         raise ArgumentError(f"dropout_p must be a number from 0 to 1; got {shown(p)}")
-    return float(p)
+    return float(number)
 
 
 MODIFIER = Dropout()

@@ -19,11 +19,12 @@ from flashgen.codegen.problem import Mask
 from flashgen.codegen.seen import Causal, Ends, Seen
 from flashgen.codegen.typed import require_type
 
-from .arguments import require_dense, require_initialized
+from .arguments import require_initialized
 from .asked import DROPOUT, MASK_NAME, OF_KEYS, UNDRAWN, Modified, asked, require_no_gradient, with_made_axes, with_seed
 from .block_masks import with_block_mask
 from .built_in import CallOf
 from .known_functions import Answer, KnownFunctions, known_functions
+from .padding_mask import both_masks, require_padding_mask
 from .seeds import drawn_seed
 from .traced_call import TracedCall
 from .views import may_wait, with_axes
@@ -108,13 +109,13 @@ def modified_of_call(
         names.append("bias_fp32" if _tensor("bias", bias).dtype == torch.float32 else "bias")
         tensors.append(bias)
     if key_padding_mask is not None:
-        _require_of_keys(key_padding_mask)
+        require_padding_mask(_tensor("key_padding_mask", key_padding_mask))
         if mask is None and traced is None and may_wait(key_padding_mask):
             names.append(OF_KEYS)
             tensors.append(key_padding_mask)
         else:
             of_keys = with_axes(key_padding_mask)
-            mask = of_keys if mask is None else _tensor("mask", mask) & of_keys
+            mask = of_keys if mask is None else both_masks(_tensor("mask", mask), key_padding_mask, of_keys)
     if mask is not None:
         names.append(MASK_NAME)
         tensors.append(_tensor("mask", mask))
@@ -254,16 +255,6 @@ def _with_given(seen: Seen, softcap: float | None, dropped: float, names: tuple[
     if waiting:
         given = given._replace(names=tuple([waiting.get(name, name) for name in given.names]))
     return found._replace(given=given)
-
-
-def _require_of_keys(key_padding_mask: torch.Tensor) -> None:
-    """Raises ArgumentError for what becomes no mask by two further axes: later checks speak of a mask."""
-    if _tensor("key_padding_mask", key_padding_mask).is_nested or key_padding_mask.layout is not torch.strided:
-        require_dense("key_padding_mask", key_padding_mask)
-    if key_padding_mask.dtype is not torch.bool:
-        raise ArgumentError(f"key_padding_mask must be torch.bool; got {key_padding_mask.dtype}")
-    if key_padding_mask.ndim != 2:
-        raise ArgumentError(f"key_padding_mask must have the shape (batch, len_kv); got {tuple(key_padding_mask.shape)}")
 
 
 def _documents(document_ids: Any, top_left: int | None) -> tuple[torch.Tensor, torch.Tensor]:

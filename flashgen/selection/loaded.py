@@ -188,12 +188,14 @@ class Kernels:
         return kernel if sound or not kernel.artifact.report.defects else None
 
     def _model_pick(self, problem: Problem, workload: Workload, gpu: Gpu, excluded: frozenset[str]) -> Kernel:
-        """The first that compiles without defects; the default, which comes last, does everywhere."""
+        """The first that compiles without defects. Where many modifiers leave none, the one that spills least."""
+        broken = []
         for spec in model_picks(problem, workload, gpu.device, excluded):
             kernel = self.load(spec, gpu)
             if not kernel.artifact.report.defects:
-                break
-        return kernel
+                return kernel
+            broken.append(kernel)
+        return min(broken, key=lambda kernel: kernel.artifact.report.spill_bytes)
 
     def _tell(self, pick: Pick | None, kernel: Kernel | None, problem: Problem, workload: Workload, gpu: Gpu) -> None:
         """Says once a bucket where something other than an own record of that very workload decides, and what could be done."""

@@ -21,7 +21,7 @@ from .ranking import shortlist
 
 USUAL_WINDOW = 1024  # keys before a query's own
 USUAL_CHUNK = 8192  # keys
-_MODEL_TRIES = 3
+_MODEL_TRIES, _FURTHER_TRIES = 3, 5  # before the default config and behind it
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def recorded_workloads(problem: Problem, device: Device, excluded: frozenset[str
 def model_picks(
     problem: Problem, workload: Workload, device: Device, excluded: frozenset[str] = frozenset(), family: str | None = None
 ) -> Iterator[KernelSpec]:
-    """What the model takes for a workload's bucket, the best first, then the default.
+    """What the model takes for a workload's bucket, the best first, then the default, and a few more if that spills with several modifiers.
 
     All are of the family asked for or preferred: the models of two families need not err in the same direction. They are the same for all
     windows and chunks: another one must not need another kernel.
@@ -116,9 +116,11 @@ def model_picks(
     if workload.chunk != OPEN:
         sizes = replace(sizes, chunk=USUAL_CHUNK)
     default = default_spec(problem, device.target, excluded, family, sizes)
-    for candidate in shortlist(problem, sizes, device, _MODEL_TRIES, [default.family]):
-        yield KernelSpec(candidate.family, problem, candidate.config, device.target)
+    candidates = shortlist(problem, sizes, device, _MODEL_TRIES + _FURTHER_TRIES, [default.family])
+    specs = [KernelSpec(candidate.family, problem, candidate.config, device.target) for candidate in candidates]
+    yield from specs[:_MODEL_TRIES]
     yield default
+    yield from specs[_MODEL_TRIES:]
 
 
 def picked_spec(problem: Problem, workload: Workload, device: Device, toolchain: tuple[str, str], family: str | None) -> KernelSpec:

@@ -438,6 +438,11 @@ def test_operators_want_all_values_of_modifiers() -> None:
         ),
         ({"dropout_p": slopes(2)}, "dropout_p must be a number from 0 to 1; got a value of type torch.Tensor"),
         ({"dropout_p": np.zeros(2)}, "dropout_p must be a number from 0 to 1; got a value of type numpy.ndarray"),
+        ({"mask": stacked(16, 16), "key_padding_mask": stacked(1, 16) > 0}, r"mask must be torch\.bool; got torch\.bfloat16"),
+        (
+            {"mask": stacked(16, 16) > 0, "key_padding_mask": stacked(1, 9) > 0},
+            r"key_padding_mask must have the shape \(batch, len_kv\), as mask; got \(1, 9\) beside a mask of \(16, 16\)",
+        ),
         ({"dropout_p": False}, "dropout_p must be a number from 0 to 1; got False"),
         ({"sinks": [1.0, 2.0]}, "sinks must be of type Tensor; got"),
         ({"sinks": slopes(3)}, r"sinks must have the shape \(heads_q\) = \(2,\), or one that .*; got \(3,\)"),

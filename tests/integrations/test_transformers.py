@@ -348,13 +348,14 @@ def test_what_flashgen_itself_refuses_is_counted(monkeypatch: pytest.MonkeyPatch
         ({"attention_mask": mask}, "attention_mask must be torch.bfloat16.*; got torch.int64"),
         ({"attention_mask": mask[..., :2] == 1}, "attention_mask must have the shape"),
         ({"attention_mask": None, "position_bias": mask}, "position_bias must be torch.bfloat16"),
+        ({"attention_mask": mask > 0, "position_bias": mask}, "position_bias must be torch.bfloat16"),
         ({"attention_mask": mask, "position_bias": mask}, "attention_mask must be bool where .*; got torch.int64"),
         ({"attention_mask": None, "s_aux": sinks}, "s_aux must have the shape"),
         ({"attention_mask": None, "scaling": -1.0}, "scaling must be from"),
     ):
         with pytest.raises(ArgumentError, match=f"^{message}"):
             calls.flashgen_attention(torch.nn.Module(), q, q, q, **keywords)
-    assert report() == ({}, {"attention_mask": 3, "position_bias": 1, "s_aux": 1, "scaling": 1})
+    assert report() == ({}, {"attention_mask": 3, "position_bias": 2, "s_aux": 1, "scaling": 1})
 
 
 @pytest.mark.parametrize("numbers", [False, True], ids=["bool", "numbers"])

@@ -24,6 +24,7 @@ from flashgen.records.store import Records
 from flashgen.selection import compilation, loaded, ranking
 from flashgen.selection.families import default_spec, families_for
 from flashgen.selection.loaded import Kernels
+from flashgen.selection.picks import model_picks
 from flashgen.selection.ranking import Candidate, shortlist
 from tests.support.made_records import CONFIGS, FAMILY, make
 
@@ -38,12 +39,17 @@ class FakeKernels(Kernels):
     def __init__(self) -> None:
         super().__init__()
         self.broken: set[str] = set()
+        self.spills: dict[str, int] = {}  # of broken specs, where it is not 8 B
         self.asked: list[str] = []
 
     def load(self, spec: KernelSpec, gpu: Gpu) -> Any:
         self.asked.append(spec.digest)
         return SimpleNamespace(
-            spec=spec, gpu=gpu, artifact=SimpleNamespace(report=Report({"kernel": EntryReport(128, 8 * (spec.digest in self.broken), 0)}))
+            spec=spec,
+            gpu=gpu,
+            artifact=SimpleNamespace(
+                report=Report({"kernel": EntryReport(128, self.spills.get(spec.digest, 8) * (spec.digest in self.broken), 0)})
+            ),
         )
 
 
@@ -114,6 +120,19 @@ def test_a_pick_of_the_model_that_the_compiler_spoils_is_passed_over() -> None:
         kernels = FakeKernels()
         kernels.broken = {spec.digest for spec in broken} - {default.digest}
         assert kernels.choose(problem, workload, HOPPER).spec == expected
+
+
+def test_where_the_default_spills_others_are_tried_and_at_last_what_spills_least() -> None:
+    """As many modifiers together may have it."""
+    every = list(model_picks(PROBLEM, WORKLOAD, HOPPER.device))
+    default = default_spec(PROBLEM, HOPPER.device.target)
+    assert every.index(default) < len(every) - 2
+    kernels = FakeKernels()
+    kernels.broken = {spec.digest for spec in every[:-1]} - {every[-1].digest}
+    assert kernels.choose(PROBLEM, WORKLOAD, HOPPER).spec == every[-1]
+    kernels, least = FakeKernels(), every[-2]
+    kernels.broken, kernels.spills = {spec.digest for spec in every}, {spec.digest: 40 for spec in every} | {least.digest: 16}
+    assert kernels.choose(PROBLEM, WORKLOAD, HOPPER).spec == least
 
 
 def test_of_configs_that_the_model_cannot_tell_apart_two_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:

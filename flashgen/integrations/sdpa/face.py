@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from types import NoneType
+from numbers import Real
 from typing import Any
 
 import torch
@@ -213,8 +213,12 @@ def _against_nested(
     return _against_numbers(dropout_p, scale)
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (float, int, Real))
+
+
 def _against_numbers(dropout_p: Any, scale: Any) -> str | None:
-    if not isinstance(dropout_p, (float, int)) or not isinstance(scale, (float, int, NoneType)):
+    if not (_is_number(dropout_p) and (scale is None or _is_number(scale))):
         return _NO_NUMBER  # PyTorch takes tensors of one element, and refuses others by its own errors
     if not 0.0 <= dropout_p < 1.0:
         return _DROPOUT

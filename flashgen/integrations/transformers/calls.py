@@ -93,7 +93,7 @@ def flashgen_attention(
         if deterministic and not mask.cached:  # gradients, which no cache has
             modifiers["deterministic"] = deterministic
         if "bias" in modifiers:
-            _check_bias(modifiers["bias"], "position_bias" if attention_mask is None else "attention_mask")
+            _check_bias(modifiers["bias"], "attention_mask" if position_bias is None else "position_bias")
         if packed is not None:
             out = _of_packed(*_by_rows(query, key, value), mask, scaling, dropout, packed, modifiers)
         elif mask.cached:
@@ -121,7 +121,7 @@ def flashgen_attention(
     except ArgumentError as error:
         if is_compiling():
             raise
-        of_bias = "position_bias" if attention_mask is None else "attention_mask"
+        of_bias = "attention_mask" if position_bias is None else "position_bias"
         named = by_other_names(error, {**_NAMES, "bias": of_bias})
         counts.count_refusal(named)
         if named is error:
