@@ -105,7 +105,7 @@ def recorded_workloads(problem: Problem, device: Device, excluded: frozenset[str
 def model_picks(
     problem: Problem, workload: Workload, device: Device, excluded: frozenset[str] = frozenset(), family: str | None = None
 ) -> Iterator[KernelSpec]:
-    """What the model takes for a workload's bucket, the best first, then the default, and a few more if that spills with several modifiers.
+    """What the model takes for a workload's bucket, the best first, then the default, then a few more: many modifiers may make that spill.
 
     All are of the family asked for or preferred: the models of two families need not err in the same direction. They are the same for all
     windows and chunks: another one must not need another kernel.

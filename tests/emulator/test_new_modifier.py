@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -13,7 +12,6 @@ from types import ModuleType
 import pytest
 import torch
 
-from flashgen import templates
 from flashgen.build.nvrtc import compile_source
 from flashgen.codegen import family as family_module
 from flashgen.codegen import modifier as modifier_module
@@ -26,6 +24,7 @@ from flashgen.codegen.workload import Workload
 from flashgen.launch.tensors import Tensors
 from flashgen.numerics import modifiers as link_folder
 from flashgen.selection.families import default_spec
+from tests.support.added_files import added_files
 from tests.support.planted import Planted, rejected
 from tests.support.runs import emulated_kernel
 
@@ -104,24 +103,14 @@ CACHES = (modifier_module.modifiers, modifier_module.modifier_named, modifier_mo
 
 
 @pytest.fixture
-def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The files, found as if they lay in the package, and the name in the families."""
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(textwrap.dedent(text).lstrip())
-    folders: dict[str, ModuleType] = {"modifiers": modifier_folder, "links": link_folder}
-    for name, package in folders.items():
-        monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path / name)])
-    read, own = templates.read, (tmp_path / "templates/first_key.cuh").read_text()
-    monkeypatch.setattr(templates, "read", lambda path: own if path == "tile/modifiers/first_key.cuh" else read(path))
-    for family in map(find_family, FAMILIES):
-        monkeypatch.setattr(type(family), "modifiers", (*family.modifiers, "first_key"))
-    for found in CACHES:
-        found.cache_clear()
-    yield
-    monkeypatch.undo()
-    for found in CACHES:
-        found.cache_clear()
+def added(tmp_path: Path) -> Iterator[None]:
+    """The files, and the name in the families."""
+    packages: dict[str, ModuleType] = {"modifiers": modifier_folder, "links": link_folder}
+    template = ("tile/modifiers/first_key.cuh", "templates/first_key.cuh")
+    with added_files(tmp_path, FILES, packages, template, CACHES) as patch:
+        for family in map(find_family, FAMILIES):
+            patch.setattr(type(family), "modifiers", (*family.modifiers, "first_key"))
+        yield
 
 
 def problem_of(family: str) -> Problem:

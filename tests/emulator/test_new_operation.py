@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -30,6 +29,7 @@ from flashgen.selection.families import default_spec
 from flashgen.tuning import Request, dry_run
 from flashgen.verification import cases, debug
 from flashgen.verification.screen import verify_kernel
+from tests.support.added_files import added_files
 
 FILES = {
     "operations/row_norms.py": '''
@@ -191,23 +191,10 @@ CACHES = (family_module.families, family_module._refusals_everywhere, operation_
 
 
 @pytest.fixture
-def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The files, found as if they lay in the package."""
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(textwrap.dedent(text).lstrip())
-    folders: dict[str, ModuleType] = {"operations": operation_folder, "families": family_folder, "numerics": numerics}
-    for name, package in folders.items():
-        monkeypatch.setattr(package, "__path__", [*package.__path__, str(tmp_path / name)])
-    read = templates.read
-    own = tmp_path / "templates/two_kernels.cu.j2"
-    monkeypatch.setattr(templates, "read", lambda path: own.read_text() if path == "kernels/two_kernels.cu.j2" else read(path))
-    for found in CACHES:
-        found.cache_clear()
-    yield
-    monkeypatch.undo()
-    for found in CACHES:
-        found.cache_clear()
+def added(tmp_path: Path) -> Iterator[None]:
+    packages: dict[str, ModuleType] = {"operations": operation_folder, "families": family_folder, "numerics": numerics}
+    with added_files(tmp_path, FILES, packages, ("kernels/two_kernels.cu.j2", "templates/two_kernels.cu.j2"), CACHES):
+        yield
 
 
 @pytest.fixture
