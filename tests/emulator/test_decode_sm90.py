@@ -22,6 +22,7 @@ SMS = 7  # so few that blocks have several heads, and heads several blocks
 TWO_KEY_GROUPS = AttentionDecodeSm90Config(row_groups=1, key_groups=2, block_kv=32, stages=4)
 TWO_ROW_GROUPS = AttentionDecodeSm90Config(row_groups=2, key_groups=1, block_kv=32, stages=3)
 ONE = AttentionDecodeSm90Config(row_groups=1, key_groups=1, block_kv=64, stages=2)
+TWO_HEADS = AttentionDecodeSm90Config(row_groups=1, key_groups=1, block_kv=32, stages=3, heads=2)
 given = partial(setting, config=TWO_KEY_GROUPS, batch=3)
 
 # Groups of 5 and 3 heads: 20 rows, which are no power of two, and 3.
@@ -38,7 +39,10 @@ ROWS = given((24, 600), heads=(10, 2), batch=2, mask=Mask.CAUSAL, config=TWO_ROW
 TILES = given((2, 100), heads=(71, 1), batch=2, config=ONE)
 # A part is one tile, so that one of two key groups has none of it.
 ONE_TILE = given((3, 20), heads=(30, 15))
+# Of five key/value heads the last one has no neighbour; of four, both of two are cut among blocks.
+PAIRS = given((3, 300), (1, 333), heads=(15, 5), config=TWO_HEADS, mask=Mask.CAUSAL)
 SETTINGS = {
+    "pairs": PAIRS,
     "one-tile": ONE_TILE,
     "full": FULL,
     "causal": CAUSAL,
@@ -55,12 +59,29 @@ ROWS_AND_KEYS = [
     Fault("decode-one-query-for-all-rows", "return first_query + divide", "return first_query + 0 * divide", CAUSAL),
     Fault("decode-heads-of-the-first-set", "head_kv * group + head_set * tiles.heads, head_kv", "head_kv * group, head_kv", TILES),
     Fault("decode-rows-past-the-group", "&& head(tiles, row) < end_head", "", TILES),
-    Fault("decode-queries-of-the-first-batch", "rows.first_head, rows.first_query, rows.batch);", "rows.first_head, 0, 0);", FULL),
-    Fault("decode-keys-of-the-first-head", "const int head = rows_of(p, part.head).head_kv,", "const int head = 0,", FULL),
+    Fault("decode-queries-of-the-first-batch", "first_head, rows.first_query, rows.batch);", "first_head, 0, 0);", FULL),
+    Fault("decode-keys-of-the-first-head", "const int head = rows_of<Traits>(p, part.head).head_kv,", "const int head = 0,", FULL),
+    Fault("decode-rows-of-the-first-neighbour", "rows.first_head += tile_head * p.group;", "", PAIRS),
+    Fault(
+        "decode-neighbour-past-the-last-head", "min(rows.head_kv * p.group + p.group, p.heads_q)", "rows.head_kv * p.group + p.group", PAIRS
+    ),
+    Fault(
+        "decode-keys-of-the-first-neighbour",
+        ", p.k_map, full, tile * Traits::kBlockKv, head + i",
+        ", p.k_map, full, tile * Traits::kBlockKv, head",
+        PAIRS,
+    ),
+    Fault("decode-values-of-the-first-neighbour", "smem.value_tile(stage, tile_head));", "smem.value_tile(stage, 0));", PAIRS),
+    Fault("decode-queries-of-the-first-neighbour", "rows.first_head + i * p.group;", "rows.first_head;", PAIRS),
     Fault("decode-tail-not-masked", "        if (masked) mask(tile);\n", "", FULL),
     Fault("decode-mask-one-key-too-many", ">= ends_of_keys[e / 2]", "> ends_of_keys[e / 2]", CAUSAL),
     Fault("decode-masked-tile-too-late", "chain.keys(rows.first_query).end) / kBlockKv", "p.len_kv) / kBlockKv", CAUSAL),
-    Fault("decode-rows-of-the-first-group", "(S, smem.q_tile(q_state.stage), row_group * 64,", "(S, smem.q_tile(q_state.stage), 0,", ROWS),
+    Fault(
+        "decode-rows-of-the-first-group",
+        "(S, smem.q_tile(q_state.stage, tile_head), row_group * 64,",
+        "(S, smem.q_tile(q_state.stage, tile_head), 0,",
+        ROWS,
+    ),
     Fault("decode-output-not-rescaled", "if (has_rows && softmax.needs_rescale) softmax.rescale(O);", "", RISING),
     Fault("decode-values-of-the-next-tile", "issue_pv(P, stage);", "issue_pv(P, own_stage());", ROWS),
     Fault("decode-last-tile-without-values", "return drain(P[1]);", "return;", ROWS),
@@ -84,7 +105,8 @@ PARTS = [
     ),
     Fault("decode-part-left-in-memory", "O, statistics, parts.count - first,", "O, statistics, parts.count - 1 - first,", FULL),
     Fault("decode-one-slot-a-block", "slot_of(own_share(p), is_first)", "slot_of(own_share(p), true)", FULL),
-    Fault("decode-one-counter-for-row-groups", "* Traits::kRowGroups + row_group,", "* Traits::kRowGroups,", ROWS),
+    Fault("decode-one-counter-for-row-groups", "* Traits::kSharers + sharer,", "* Traits::kSharers,", ROWS),
+    Fault("decode-neighbours-in-one-slot", "return tile_head * tiles.rows();", "return 0;", PAIRS),
     Fault("decode-counter-not-reset", "    *counter = 0;", "    ", FULL),
     Fault(
         "decode-statistics-of-the-other-row",
@@ -113,8 +135,8 @@ RACES = [
         "missing proxy fence",
         Fault(
             "decode-zeros-without-a-fence",
-            "        fence_proxy_async();\n    }\n    __device__ __forceinline__ QueryTile",
-            "    }\n    __device__ __forceinline__ QueryTile",
+            "        fence_proxy_async();\n    }\n    // Of the stage's",
+            "    }\n    // Of the stage's",
             FULL,
         ),
     ),

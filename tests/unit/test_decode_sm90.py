@@ -155,11 +155,12 @@ def test_maps_fill_the_l2_by_no_more_than_a_box_has() -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (Config(2, 2, 64, 4), "key_groups must be 1 with row_groups 2: registers do for two consumers; got 2"),
+        (Config(2, 2, 64, 4), "row_groups * key_groups * heads must be at most 2: registers do for two consumers; got 4"),
+        (Config(1, 2, 64, 2, 2), "row_groups * key_groups * heads must be at most 2: registers do for two consumers; got 4"),
         (Config(1, 2, 64, 5), "stages must be a multiple of key_groups 2; got 5 (nearest: 4)"),
-        (Config(3, 1, 64, 4), "row_groups must be from 1 to 2; got 3"),
-        (Config(1, 1, 24, 4), "block_kv must be a multiple of 16 from 32 to 128; got 24"),
-        (Config(1, 1, 64, 1), "stages must be from 2 to 16; got 1"),
+        (Config(3, 1, 64, 4), "row_groups must be from 1 to 2; got 3 (nearest: 2)"),
+        (Config(1, 1, 24, 4), "block_kv must be a multiple of 16 from 32 to 128; got 24 (nearest: 32)"),
+        (Config(1, 1, 64, 1), "stages must be from 2 to 16; got 1 (nearest: 2)"),
         (
             Config(1, 2, 64, 8),
             "needs 311984 B of shared memory, sm_90a has 232448 B a block: lower block_kv, stages or row_groups",
@@ -316,6 +317,28 @@ def test_with_a_window_it_is_for_few_rows(batch: int, len_q: int, pages: dict[st
 def test_a_second_row_group_is_for_more_rows() -> None:
     two = Config(2, 1, 64, 4)
     assert [FAMILY.not_dominated(two, Workload(1, 32, 8, len_q, 8192)) for len_q in (1, 16, 17)] == [False, False, True]
+
+
+def test_two_heads_a_stage_are_for_an_even_number_of_them() -> None:
+    two = Config(1, 1, 64, 4, 2)
+    assert [FAMILY.not_dominated(two, Workload(1, 4 * heads, heads, 1, 8192)) for heads in (1, 2, 7, 8)] == [False, True, False, True]
+
+
+def test_two_heads_a_stage_are_one_head_of_twice_the_bytes() -> None:
+    """The last of an odd number, too; and their parts lie in one slot."""
+    problem, config = Problem(Dtype.BF16, 64, 64), Config(1, 1, 64, 4, 2)
+    planned = FAMILY.program(config, attention_call(problem, Workload(16, 28, 7, 1, 8192)), H200)
+    (launch,) = planned.launches
+    assert (launch.values["heads"], launch.values["key_tiles"], launch.grid) == (4, 128, 128)
+    assert [buffer.bytes for buffer in planned.buffers] == [128 * 2 * 2 * 4 * (64 + 4) * 4, 128 * 2 * 4]
+    assert FAMILY.traffic(problem, config, Workload(2, 28, 7, 1, 8192), H200).read >= 2 * 7 * 8192 * 128 * 2
+
+
+@pytest.mark.parametrize("heads", [(64, 8), (32, 32)])
+def test_short_rows_of_many_heads_are_read_two_by_two(heads: tuple[int, int]) -> None:
+    problem = Problem(Dtype.BF16, 64, 64)
+    assert next(model_picks(problem, Workload(128, *heads, 1, 4096), H200)).config.heads == 2
+    assert next(model_picks(PROBLEM, Workload(128, *heads, 1, 4096), H200)).config.heads == 1
 
 
 def test_traffic_has_each_part_once() -> None:

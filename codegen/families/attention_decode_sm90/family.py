@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -10,6 +9,7 @@ from functools import cache
 from flashgen.codegen import wgmma
 from flashgen.codegen.attention import ELEMENTS, TENSORS, padded, problem_reasons, reciprocal, scale_values
 from flashgen.codegen.cached import ENTRIES, box_keys, page_reasons, with_cached_files
+from flashgen.codegen.config import range_reasons
 from flashgen.codegen.devices import Device, device_of_target
 from flashgen.codegen.family import Family, Prediction, Traffic
 from flashgen.codegen.modifier import modifier_refusals, modifier_values, modifiers_of, score_unit, with_modifiers
@@ -24,13 +24,11 @@ from flashgen.codegen.workload import Workload
 from . import model, storage
 from .boxes import MOST_LOCAL_ROWS, PART_COST, box_block, box_values
 from .config import AttentionDecodeSm90Config
-from .registers import WIDEST_OF_KEY_GROUPS, ahead_reasons, needed_registers, registers
+from .registers import ahead_reasons, needed_registers, registers
 from .rows import COUNTED_ROWS, RowTiles, aligned_shares, blocks_for, most_parts, partial_bytes, seen_key_tiles, size_reasons, tiles_of
+from .space import LEAST_KEYS, LEAST_TILE, SHALLOWEST, bytes_of_key, configs
 
 L2_PROMOTION = 128  # bytes: by more, the L2 would fetch the next panel's half of a row before that is asked for, and again when it is
-LEAST_KEYS = 32  # of a tile
-LEAST_TILE = 16384  # bytes of a tile of K and V: a producer takes a while to copy a smaller one, too
-SHALLOWEST = 65536  # bytes of K and V on their way that keep an SM's share of the memory busy
 MOST_ROWS = 128  # of a key/value head that the family is preferred for: one row tile
 LEAST_KEYS_A_QUERY = 8
 # Of all key/value heads: with fewer, tiles of 64 rows, as the forward family has, leave some of 132 SMs idle, and equal shares none.
@@ -42,7 +40,7 @@ class AttentionDecodeSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_decode_sm90.cu.j2."""
 
     name = "attention_decode_sm90"
-    revision = 8
+    revision = 9
     modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "sinks", "softcap", "tree_mask", "window")
     loads_scores_ahead = changes_at_once = True
     preference = -1  # but for few queries, see preference_for
@@ -84,13 +82,11 @@ class AttentionDecodeSm90(Family):
 
     def check(self, problem: Problem, config: AttentionDecodeSm90Config, target: Target) -> list[str]:
         """See Family."""
-        reasons = self.refusals(problem, target)
-        limits = (("row_groups", 1, 2, 1), ("key_groups", 1, 2, 1), ("block_kv", LEAST_KEYS, 128, 16), ("stages", 2, 16, 1))
-        for name, low, high, step in limits:
-            if not low <= (value := getattr(config, name)) <= high or value % step:
-                reasons.append(f"{name} must be {'' if step == 1 else f'a multiple of {step} '}from {low} to {high}; got {value}")
-        if config.row_groups == config.key_groups == 2:
-            reasons.append("key_groups must be 1 with row_groups 2: registers do for two consumers; got 2")
+        one_or_two = ((name, 1, 2, 1) for name in ("row_groups", "key_groups", "heads"))
+        limits = (*one_or_two, ("block_kv", LEAST_KEYS, 128, 16), ("stages", 2, 16, 1))
+        reasons = self.refusals(problem, target) + (out_of_range := range_reasons(config, limits))
+        if config.consumers > 2 and not out_of_range:
+            reasons.append(f"row_groups * key_groups * heads must be at most 2: registers do for two consumers; got {config.consumers}")
         if config.key_groups == 2 and config.stages % 2:
             reasons.append(f"stages must be a multiple of key_groups 2; got {config.stages} (nearest: {config.stages - 1})")
         return reasons or self._resource_reasons(problem, config, target)
@@ -132,7 +128,8 @@ class AttentionDecodeSm90(Family):
         """See Family. Partial outputs and their counters are there where a head is in several blocks."""
         problem, w = call.problem, call.workload
         tiles = tiles_of(w, config.rows)
-        heads, key_tiles = w.heads_kv * tiles.count, seen_key_tiles(problem, w, tiles.queries, config.block_kv)
+        heads = -(-w.heads_kv // config.heads) * tiles.count
+        key_tiles = seen_key_tiles(problem, w, tiles.queries, config.block_kv)
         blocks = blocks_for(heads, w.batch, key_tiles, device.sm_count, most_parts(problem, key_tiles * config.block_kv, tiles.rows))
         batch, row, head, _ = call.views["out"].strides
         aligned = aligned_shares(heads, blocks)
@@ -152,8 +149,8 @@ class AttentionDecodeSm90(Family):
         launch = KernelLaunch(blocks, values, self._tensor_maps(config, call, tiles), overlaps=True)
         if not problem.is_cached and heads * w.batch % blocks == 0:  # whose sequences may be of different lengths
             return Program((launch,))
-        partials = Buffer("partials", blocks * 2 * partial_bytes(problem, tiles.rows))
-        return Program((launch,), (partials, Buffer("part_counters", blocks * config.row_groups * 4, BufferKind.STREAM_COUNTER)))
+        partials = Buffer("partials", blocks * 2 * partial_bytes(problem, config.heads * tiles.rows))
+        return Program((launch,), (partials, Buffer("part_counters", blocks * config.sharers * 4, BufferKind.STREAM_COUNTER)))
 
     def _tensor_maps(self, config: AttentionDecodeSm90Config, call: Call, tiles: RowTiles) -> dict[str, TensorMapShape]:
         """Of k and v as (column, row, head, batch), of q as (column, head, row, batch): heads of a query next to each other.
@@ -209,8 +206,8 @@ class AttentionDecodeSm90(Family):
         return 3 if few and w.len_kv >= LEAST_KEYS_A_QUERY * w.len_q else self.preference
 
     def not_dominated(self, config: AttentionDecodeSm90Config, workload: Workload) -> bool:
-        """See Family. A second row group is for more than 64 rows."""
-        return config.row_groups == 1 or tiles_of(workload, config.rows).rows > 64
+        """See Family. A second row group is for more than 64 rows, and of an odd number of heads one would have no neighbour."""
+        return workload.heads_kv % config.heads == 0 and (config.row_groups == 1 or tiles_of(workload, config.rows).rows > 64)
 
     def context(self, problem: Problem, config: AttentionDecodeSm90Config, target: Target) -> dict[str, object]:
         """See Family."""
@@ -232,20 +229,14 @@ class AttentionDecodeSm90(Family):
         return "\n".join((wgmma.wgmma_ss(element, config.block_kv), wgmma.wgmma_rs(element, padded(problem.head_dim_v))))
 
     def space(self, problem: Problem, target: Target) -> Iterator[AttentionDecodeSm90Config]:
-        """See Family. Of stages, so many that 96 KB are on their way, and up to twice as many, as far as they fit."""
-        bytes_of_key = _bytes_of_key(problem)
-        key_groups_of_one = 1 if problem.modifiers and padded(problem.head_dim_v) > WIDEST_OF_KEY_GROUPS else 2
-        keys = [block_kv for block_kv in (32, 48, 64, 96, 128) if block_kv * bytes_of_key >= LEAST_TILE]
-        for (row_groups, key_groups), block_kv in itertools.product(((1, key_groups_of_one), (2, 1)), keys):
-            fewest = max(2, -(-SHALLOWEST // (bytes_of_key * block_kv)))
-            counts = {min(16, -(-count // key_groups) * key_groups) for count in (fewest * 3 // 2, fewest * 2, fewest * 3)}
-            yield from (AttentionDecodeSm90Config(row_groups, key_groups, block_kv, stages) for stages in sorted(counts))
+        """See Family, and space.py."""
+        return configs(problem)
 
     def adapted(self, problem: Problem, config: AttentionDecodeSm90Config) -> AttentionDecodeSm90Config:
         """See Family. With a cache small tiles, with which a block starts sooner, and fewer stages where not all fit beside it."""
         if not problem.is_cached:
             return config
-        least, available = LEAST_KEYS * _bytes_of_key(problem), targets()["sm_90a"].shared_memory_per_block
+        least, available = LEAST_KEYS * bytes_of_key(problem), targets()["sm_90a"].shared_memory_per_block
         if config.row_groups == 1 and config.block_kv > LEAST_KEYS and least >= LEAST_TILE:
             fewest = -(-SHALLOWEST * 3 // (2 * least))
             config = replace(config, block_kv=LEAST_KEYS, stages=-(-fewest // config.key_groups) * config.key_groups)
@@ -277,14 +268,9 @@ class AttentionDecodeSm90(Family):
 FAMILY = AttentionDecodeSm90()
 
 
-def _bytes_of_key(problem: Problem) -> int:
-    """Of shared memory, for K and V."""
-    return (storage.column_panels(problem.head_dim) + storage.column_panels(problem.head_dim_v)) * storage.PANEL * problem.dtype.bytes
-
-
-def _before(tiles: tuple[str, ...], file: str, added: str) -> tuple[str, ...]:
-    at = tiles.index(file)
-    return (*tiles[:at], added, *tiles[at:])
+def _before(files: tuple[str, ...], file: str, *added: str) -> tuple[str, ...]:
+    at = files.index(file)
+    return (*files[:at], *added, *files[at:])
 
 
 @cache

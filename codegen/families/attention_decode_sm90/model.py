@@ -23,6 +23,7 @@ class DecodeWeights:
 
     memory:    share of the memory's bandwidth that copies reach
     shallow:   share of it that they lose with 32 KiB on their way beside the tiles that are worked on; less with more, by the third power
+    short:     share of it that they lose where rows of 128 bytes are read one at a time, at a distance
     deep:      share that they lose for each 64 KiB on their way beyond 128
     copy:      seconds of an SM's copies of a key tile that do not depend on its size
     launch:    seconds of a launch beside its tiles
@@ -33,13 +34,14 @@ class DecodeWeights:
     batch:     seconds of each 16 further parts of a row, or of 128 columns of it, that a warp adds up
     step:      cycles of a key tile that do not depend on its size
     key:       cycles of a key tile for each key of it, products aside
-    in_phase:  factor on a step of two row groups, which begin it together and so want the tensor cores at the same time; P V of the tile
+    in_phase:  factor on a step of two sharers, which begin it together and so want the tensor cores at the same time; P V of the tile
                before then runs beside the softmax
     alone:     factor on a launch where no other consumer computes meanwhile
     """
 
     memory: float = 0.95
     shallow: float = 0.09
+    short: float = 0.014
     copy: float = 4.0e-9
     deep: float = 0.014
     launch: float = 2.2e-6
@@ -55,6 +57,7 @@ class DecodeWeights:
 
 
 READ_OFF = DecodeWeights()
+SHORT_ROW = 128  # bytes
 
 
 def predict(
@@ -62,25 +65,28 @@ def predict(
 ) -> Prediction:
     """The time of one launch, and the bound that counts most. Row tiles read all keys from memory, though some are found in the L2."""
     w, tiles = weights, tiles_of(workload, config.rows)
-    heads = workload.batch * workload.heads_kv * tiles.count
+    of_sequence = -(-workload.heads_kv // config.heads) * tiles.count
+    heads = workload.batch * of_sequence
     if not heads or not workload.len_q:
         return Prediction(0.0, "nothing")
     key_tiles = seen_key_tiles(problem, workload, tiles.queries, config.block_kv)
     parts = most_parts(problem, key_tiles * config.block_kv, tiles.rows)
-    blocks = blocks_for(workload.heads_kv * tiles.count, workload.batch, key_tiles, device.sm_count, parts)
+    blocks = blocks_for(of_sequence, workload.batch, key_tiles, device.sm_count, parts)
     steps = -(-heads * key_tiles // blocks)  # of the block that has most
 
-    copied = config.block_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
-    ahead = (config.stages - config.row_groups) * copied
+    copied = config.heads * config.block_kv * (problem.head_dim + problem.head_dim_v) * problem.dtype.bytes
+    ahead = (config.stages - config.sharers) * copied
     slowed = min(0.9, w.shallow * (32768 / ahead) ** 3 + w.deep * max(0.0, config.stages * copied / 65536 - 2)) if ahead else 0.9
+    if config.heads * problem.head_dim * problem.dtype.bytes <= SHORT_ROW:
+        slowed = min(0.9, slowed + w.short)
     running = blocks / device.sm_count
     share = (1 - slowed) * min(1 - w.idle * (1 - running), w.reach * running)
     memory = heads * key_tiles * copied / (device.memory_bandwidth * w.memory * share) + w.copy * steps
 
     columns = padded(problem.head_dim) + padded(problem.head_dim_v)
-    tensor = 2 * config.rows * config.block_kv * columns / device.target.wgmma_flops_per_cycle
-    serial = w.step + w.key * config.block_kv + tensor / config.row_groups
-    together = w.in_phase if config.row_groups > 1 else 1.0
+    tensor = 2 * config.heads * config.rows * config.block_kv * columns / device.target.wgmma_flops_per_cycle
+    serial = w.step + w.key * config.block_kv + tensor / config.sharers
+    together = w.in_phase if config.sharers > 1 else 1.0
     compute = steps * max(tensor, together * serial / config.key_groups) / device.clock_hz
 
     fixed = w.launch + w.part * -(-heads // blocks)
@@ -97,14 +103,15 @@ def decode_traffic(problem: Problem, config: AttentionDecodeSm90Config, workload
     Left out: counters.
     """
     w, tiles, element = workload, tiles_of(workload, config.rows), problem.dtype.bytes
-    heads, key_tiles = w.batch * w.heads_kv * tiles.count, seen_key_tiles(problem, w, tiles.queries, config.block_kv)
+    of_sequence = -(-w.heads_kv // config.heads) * tiles.count
+    heads, key_tiles = w.batch * of_sequence, seen_key_tiles(problem, w, tiles.queries, config.block_kv)
     if not heads or not w.len_kv:
         return Traffic(0, 0)
     most = most_parts(problem, key_tiles * config.block_kv, tiles.rows)
-    blocks = blocks_for(w.heads_kv * tiles.count, w.batch, key_tiles, device.sm_count, most)
+    blocks = blocks_for(of_sequence, w.batch, key_tiles, device.sm_count, most)
     borders = {block * heads * key_tiles // blocks for block in range(blocks)} - set(range(0, heads * key_tiles, key_tiles))
     parts, shared = heads + len(borders), len({border // key_tiles for border in borders})
-    partial = (len(borders) + shared) * partial_bytes(problem, tiles.rows) if borders else 0
-    keys = heads * min(w.len_kv, key_tiles * config.block_kv) * (problem.head_dim + problem.head_dim_v)
-    queries = parts * tiles.rows * problem.head_dim
+    partial = (len(borders) + shared) * partial_bytes(problem, config.heads * tiles.rows) if borders else 0
+    keys = w.batch * w.heads_kv * tiles.count * min(w.len_kv, key_tiles * config.block_kv) * (problem.head_dim + problem.head_dim_v)
+    queries = parts * config.heads * tiles.rows * problem.head_dim
     return Traffic((keys + queries) * element + partial, w.batch * w.heads_q * w.len_q * problem.head_dim_v * element + partial)

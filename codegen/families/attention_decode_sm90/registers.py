@@ -15,7 +15,7 @@ PRODUCER_REGISTERS = 40
 # All by experiment: what is within compiles without spills.
 BESIDE = 72  # that a consumer's thread needs beside S, P and O
 BESIDE_KEY_GROUPS = 12  # more, with modifiers, where one key group adds the other one's O
-BESIDE_ROW_GROUPS = 4  # more, with modifiers, where a thread has P of two tiles
+BESIDE_SHARERS = 4  # more, with modifiers, where a thread has P of two tiles
 BESIDE_TENSOR = 5  # more, for each tensor of scores: where a thread's rows begin in it
 FREE = 29  # that scores leave to elements which are there a tile ahead
 WIDEST_OF_KEY_GROUPS = 192  # columns of O that leave room for both
@@ -32,13 +32,13 @@ def registers(config: AttentionDecodeSm90Config) -> tuple[int, int]:
 def needed_registers(problem: Problem, config: AttentionDecodeSm90Config) -> int:
     """An estimate for a consumer's thread. It has elements of masks and biases a tile ahead, two neighbouring ones in a word.
 
-    Two row groups have P of two tiles.
+    Two sharers have P of two tiles.
     """
-    needed = config.block_kv * (2 + config.row_groups) // 4 + padded(problem.head_dim_v) // 2 + BESIDE
+    needed = config.block_kv * (2 + config.sharers) // 4 + padded(problem.head_dim_v) // 2 + BESIDE
     if problem.modifiers and config.key_groups > 1:
         needed += BESIDE_KEY_GROUPS
-    if problem.modifiers and config.row_groups > 1:
-        needed += BESIDE_ROW_GROUPS
+    if problem.modifiers and config.sharers > 1:
+        needed += BESIDE_SHARERS
     ahead = [operand for one in modifiers_of(problem) if one.name in score_tensors(problem) for operand in one.operands(problem)]
     words = sum(2 if operand.element is Element.F32 else 1 for operand in ahead) * config.block_kv // 4
     return needed + BESIDE_TENSOR * sum(one.reads_scores for one in modifiers_of(problem)) + max(0, words - FREE)

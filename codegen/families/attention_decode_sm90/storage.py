@@ -10,7 +10,7 @@ from .boxes import box_bytes
 from .config import BARRIER_BYTES, AttentionDecodeSm90Config
 
 PANEL = 64  # columns of a tile that lie together: 128 bytes, what a tensor copy permutes within
-PARTS_BYTES = 32  # for each row group: kPartsBytes in decode_storage.cuh
+PARTS_BYTES = 32  # for each sharer: kPartsBytes in decode_storage.cuh
 
 
 def column_panels(width: int) -> int:
@@ -31,8 +31,8 @@ def storage_bytes(problem: Problem, config: AttentionDecodeSm90Config) -> int:
 
 def _bytes(problem: Problem, config: AttentionDecodeSm90Config, of_queries: int) -> int:
     wide, wide_v = column_panels(problem.head_dim), column_panels(problem.head_dim_v)
-    tiles = of_queries * config.rows * wide + config.stages * config.block_kv * (wide + wide_v)
+    tiles = config.heads * (of_queries * config.rows * wide + config.stages * config.block_kv * (wide + wide_v))
     handed = min(padded(problem.head_dim_v) // 8, 16) * 128 * 16 + 64 * 8 if config.key_groups > 1 else 0
     beside = box_bytes(config) if problem.is_cached else 0
     barriers = (of_queries + config.stages) * BARRIER_BYTES
-    return tiles * PANEL * problem.dtype.bytes + handed + barriers + config.row_groups * PARTS_BYTES + beside
+    return tiles * PANEL * problem.dtype.bytes + handed + barriers + config.sharers * PARTS_BYTES + beside

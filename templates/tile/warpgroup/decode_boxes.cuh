@@ -36,23 +36,20 @@ struct KeyBox {
     bool exists;  // else the tile has no keys: see CachedKeyTiles
 
     // Box `box` of key tile `tile`. One that has no key of the sequence is not read: it lies behind its page, where the map has zeros.
-//% if hides
     template <class Traits, class Parameters, class KeyTiles>
-//% else
-    template <int kBlockKv, class Parameters, class KeyTiles>
-//% endif
     __device__ __forceinline__ static KeyBox find(const Parameters& p, const KeyTiles& key_tiles, const HeadTiles& head, int tile,
                                                   int box) {
         const CachedSequences& sequences = key_tiles.sequences;
         const KeySpan span = sequences.span(head.batch);
 //% if hides
         const auto keys = TiledKeys<Traits::kBlockKv>::of(key_tiles, span);
-        const PackedRows rows = rows_of(p, head);
+        const PackedRows rows = rows_of<Traits>(p, head);
         const int first_tile = first_seen_tile<Traits>(p, rows, span.length(), keys.front), head_kv = rows.head_kv;
         const int row = (tile - head.first - head.part_cost + first_tile) * Traits::kBlockKv + box * p.box_keys;
 //% else
-        const auto keys = TiledKeys<kBlockKv>::of(key_tiles, span);
-        const int head_kv = rows_of(p, head).head_kv, row = (tile - head.first - head.part_cost) * kBlockKv + box * p.box_keys;
+        const auto keys = TiledKeys<Traits::kBlockKv>::of(key_tiles, span);
+        const int head_kv = rows_of<Traits>(p, head).head_kv;
+        const int row = (tile - head.first - head.part_cost) * Traits::kBlockKv + box * p.box_keys;
 //% endif
         if (tile < head.first + head.part_cost) return {};
         if (row >= keys.end) return {p.page_size, head_kv, 0, true};
@@ -85,11 +82,7 @@ __device__ __forceinline__ void find_boxes(const Parameters& p, const DecodeStor
         KeyBox found{};
         if (number < p.batch_tiles && tile < part.end_of_share) {
             const HeadTiles head = tile < part.end ? part.head : shares.key_tiles.head_of(tile);
-//% if hides
             found = KeyBox::find<Traits>(p, shares.key_tiles, head, tile, box);
-//% else
-            found = KeyBox::find<Traits::kBlockKv>(p, shares.key_tiles, head, tile, box);
-//% endif
         }
         smem.box_pipeline.producer_acquire(state);
         store_shared_v4(smem.box(state.stage, lane_index()),
@@ -112,14 +105,16 @@ __device__ __forceinline__ void copy_boxes(const Parameters& p, const DecodeStor
         const SharedAddress first = smem.box(batch.stage, number * p.tile_boxes);
         if (load_shared(first + 12) != 0) {
             smem.pipeline.producer_acquire(state);
-            smem.pipeline.producer_expect(state, kValues ? Traits::ValueTile::kBytes : Traits::KeyTile::kBytes);
+            smem.pipeline.producer_expect(state, Traits::kKeyHeads * (kValues ? Traits::ValueTile::kBytes : Traits::KeyTile::kBytes));
             const SharedAddress full = smem.pipeline.full(state.stage);
 #pragma unroll 2
             for (int box = 0; box < p.tile_boxes; ++box) {
                 const uint4 v = load_shared_v4(first + box * 16);
                 const int row = static_cast<int>(v.x), head = static_cast<int>(v.y), page = static_cast<int>(v.z);
-                if constexpr (kValues) smem.value_tile(state.stage).load_rows(box * p.box_keys, p.v_map, full, row, head, page);
-                else smem.key_tile(state.stage).load_rows(box * p.box_keys, p.k_map, full, row, head, page);
+#pragma unroll
+                for (int i = 0; i < Traits::kKeyHeads; ++i)
+                    if constexpr (kValues) smem.value_tile(state.stage, i).load_rows(box * p.box_keys, p.v_map, full, row, head + i, page);
+                    else smem.key_tile(state.stage, i).load_rows(box * p.box_keys, p.k_map, full, row, head + i, page);
             }
             state.advance();
         }

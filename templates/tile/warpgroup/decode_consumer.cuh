@@ -1,7 +1,8 @@
 // A consumer of the decode kernel: one warpgroup, its 64 rows, and of its block's key tiles all or every other one. S, P and O stay in
 // registers.
 
-// One of kRowGroups * kKeyGroups consumers. Those of the first key group write what comes out; with a second one they add its part first.
+// One of kSharers * kKeyGroups consumers. Sharers work on a tile together: each has rows of its own, or a key/value head of its own with
+// the rows that meet it. Those of the first key group write what comes out; with a second one they add its part first.
 template <class Traits, class Parameters>
 struct DecodeConsumer {
     using Element = typename Traits::Element;
@@ -11,16 +12,17 @@ struct DecodeConsumer {
     using Chain = decltype(Traits::make_chain(Parameters{}));
 //% endif
     static constexpr int kBlockKv = Traits::kBlockKv, kKeyGroups = Traits::kKeyGroups, kOutTiles = Traits::kColumnsV / 8;
-    // Whether P V of a tile runs beside the softmax of the next one: two row groups begin a tile together, and nothing else would.
-    static constexpr bool kPipelined = Traits::kRowGroups > 1;
+    // Whether P V of a tile runs beside the softmax of the next one: two sharers begin a tile together, and nothing else would.
+    static constexpr bool kPipelined = Traits::kSharers > 1;
 //% if cached
-    static constexpr int kCleared = 6;  // those of a key group have zeroed rows of V
+    static constexpr int kCleared = 6;  // those of a key group and of a head have zeroed rows of V
 //% endif
     static_assert(Traits::kStages % kKeyGroups == 0, "a stage is always of the same key group: parities of two would not tell its phases");
 
     const Parameters& p;
     const Storage& smem;
-    const int row_group, key_group;
+    const int sharer, key_group;
+    const int tile_head, row_group;  // of the stage's key/value heads, and of the rows that meet it
     const RowTiles tiles;
 //% if cached
     TiledKeys<kBlockKv> keys;  // of the part's sequence
@@ -47,8 +49,10 @@ struct DecodeConsumer {
     __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, const Shares<Traits>& shares, int consumer)
         : p(p),
           smem(smem),
-          row_group(consumer / kKeyGroups),
+          sharer(consumer / kKeyGroups),
           key_group(consumer % kKeyGroups),
+          tile_head(sharer / Traits::kRowGroups),
+          row_group(sharer % Traits::kRowGroups),
           tiles(RowTiles::of(p)),
 //% if not cached and not links
           chain(Traits::make_chain(p)),
@@ -95,7 +99,7 @@ struct DecodeConsumer {
     // ---- a part of a head ----
 
     __device__ __forceinline__ void begin_part(const Part<Traits>& part) {
-        const PackedRows rows = rows_of(p, part.head);
+        const PackedRows rows = rows_of<Traits>(p, part.head, tile_head);
 //% if cached
         keys = TiledKeys<kBlockKv>::of(shares.key_tiles, shares.key_tiles.sequences.span(part.head.batch));
 //% if links
@@ -116,7 +120,7 @@ struct DecodeConsumer {
         first_masked = min(first_masked, modified.first_looked_at());  // there a row may see its first key
 //% endif
         if (!part.is_whole() && key_group == 0 && thread_index() % 128 == 0)
-            DecodeEpilogue<Traits, Parameters>{p, smem, rows, tiles, row_group}.find_parts(shares, part.head, part.is_first);
+            epilogue(rows).find_parts(shares, part.head, part.is_first);
 #pragma unroll
 //% if cached
         for (int h = 0; h < 2; ++h) ends_of_keys[h] = keys.front + chain.keys(rows.query(tiles, own_row(row_group, h))).end;
@@ -181,10 +185,10 @@ struct DecodeConsumer {
 //% endif
         wait(smem.pipeline.full(stage), state.parity);
         wgmma_fence();
-        gemm_scores<Element, Traits::kColumns>(S, smem.q_tile(q_state.stage), row_group * 64, smem.key_tile(stage));
+        gemm_scores<Element, Traits::kColumns>(S, smem.q_tile(q_state.stage, tile_head), row_group * 64, smem.key_tile(stage, tile_head));
         wgmma_commit_group();
 //% if cached
-        keys.clear_others(smem.value_tile(stage), tile, row_group, Traits::kRowGroups, kCleared + key_group);
+        keys.clear_others(smem.value_tile(stage, tile_head), tile, row_group, Traits::kRowGroups, kCleared + tile_head + key_group);
 //% endif
     }
     // Once S is there.
@@ -213,7 +217,7 @@ struct DecodeConsumer {
     // O and P must have been laundered, before S where its product is under way.
     __device__ __forceinline__ void issue_pv(const u32 (&P)[kBlockKv / 16][4], u32 stage) {
         wgmma_fence();
-        gemm_output<Element>(O, P, smem.value_tile(stage));
+        gemm_output<Element>(O, P, smem.value_tile(stage, tile_head));
         wgmma_commit_group();
     }
     __device__ __forceinline__ void retire_pv(u32 stage) {
@@ -243,9 +247,13 @@ struct DecodeConsumer {
 
     // ---- what comes of it ----
 
+    __device__ __forceinline__ DecodeEpilogue<Traits, Parameters> epilogue(const PackedRows& rows) const {
+        return {p, smem, rows, tiles, sharer, tile_head, row_group};
+    }
+
     __device__ __forceinline__ void finish_part(const Part<Traits>& part) {
-        const PackedRows rows = rows_of(p, part.head);  // once more: nothing of it is needed between begin and end
-        const DecodeEpilogue<Traits, Parameters> epilogue{p, smem, rows, tiles, row_group};
+        const PackedRows rows = rows_of<Traits>(p, part.head, tile_head);  // once more: nothing of it is needed between begin and end
+        const auto epilogue = this->epilogue(rows);
         // The second key group has nothing else to do once the block's last part is there: then it helps to add up.
         const bool helps = kKeyGroups > 1 && part.is_last();
         float normalisers[2];

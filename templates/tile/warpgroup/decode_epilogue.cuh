@@ -10,14 +10,14 @@ template <class Traits, class Parameters>
 struct DecodeEpilogue {
     using Element = typename Traits::Element;
     using Partials = PartialOutputs<Traits::kHeadDimV>;
-    // Barriers of each row group, and one of both key groups.
+    // Barriers of each sharer, and one of both key groups.
     static constexpr int kFirstBarrier = 3, kBothGroups = 5, kOutTiles = Traits::kHeadDimV / 8;
 
     const Parameters& p;
     const DecodeStorage<Traits>& smem;
     const PackedRows& rows;
     const RowTiles& tiles;
-    const int row_group;
+    const int sharer, tile_head, row_group;  // see DecodeConsumer
 
     template <int kTiles>
     __device__ __forceinline__ void store_rows(const float (&O)[kTiles][4], const float (&totals)[2], const Origin (&origins)[2],
@@ -34,7 +34,7 @@ struct DecodeEpilogue {
             if (lane_index() % 4 == 0) store_lse(query, head, origins[h], totals[h]);
         }
     }
-    // One thread of a row group looks up where the other parts of a head are, while its keys are on their way.
+    // One thread of a sharer looks up where the other parts of a head are, while its keys are on their way.
     __device__ __forceinline__ void find_parts(const Shares<Traits>& shares, const HeadTiles& head, bool is_first) const {
         const HeadParts parts = shares.parts(head);
         store_shared_v4(parts_at(is_first), {static_cast<u32>(parts.first_block), static_cast<u32>(parts.count), parts.begins_share, 0});
@@ -43,12 +43,12 @@ struct DecodeEpilogue {
     template <int kTiles>
     __device__ __forceinline__ void store_partial_rows(const float (&O)[kTiles][4], const float (&totals)[2], const Origin (&origins)[2],
                                                        bool is_first) const {
-        const Partials partials{p.partials, tiles.rows()};
+        const Partials partials{p.partials, rows_of_slot()};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = own_row(row_group, h);
             if (row >= tiles.rows()) continue;
-            float* to = partials.row(Partials::slot_of(own_share(p), is_first), row);
+            float* to = partials.row(Partials::slot_of(own_share(p), is_first), first_row_of_slot() + row);
 #pragma unroll
             for (int j = 0; j < kOutTiles; ++j) {
                 float* pair = to + j * 8 + lane_index() % 4 * 2;
@@ -56,21 +56,23 @@ struct DecodeEpilogue {
             }
             if (lane_index() % 4 == 0) Partials::store_statistics(to, totals[h], origins[h]);
         }
-        bar_sync(kFirstBarrier + row_group, 128);
+        bar_sync(kFirstBarrier + sharer, 128);
         if (thread_index() % 128 == 0) {
             const HeadParts parts = load_parts(is_first);
-            const bool is_last = is_last_part(p.part_counters + parts.first_block * Traits::kRowGroups + row_group, parts);
+            const bool is_last = is_last_part(p.part_counters + parts.first_block * Traits::kSharers + sharer, parts);
             store_shared(parts_at(is_first) + 12, is_last);
         }
     }
     // Adds the parts up, if they are all there: by so many key groups, of which this is one.
     __device__ __forceinline__ void merge_if_last(int key_group, int key_groups, bool is_first) const {
-        bar_sync(key_groups > 1 ? kBothGroups : kFirstBarrier + row_group, key_groups * 128);
+        bar_sync(key_groups > 1 ? kBothGroups : kFirstBarrier + sharer, key_groups * 128);
         if (load_shared(parts_at(is_first) + 12) == 0) return;
         const HeadParts parts = load_parts(is_first);
-        const int first_row = row_group * 64, end_row = min(first_row + 64, tiles.rows());
-        const Partials partials{p.partials, tiles.rows()};
-        const auto store = [&](int row, int column, const MergedRow& merged) {
+        const int before = first_row_of_slot();
+        const int first_row = before + row_group * 64, end_row = min(first_row + 64, before + tiles.rows());
+        const Partials partials{p.partials, rows_of_slot()};
+        const auto store = [&](int row_of_slot, int column, const MergedRow& merged) {
+            const int row = row_of_slot - before;
             if (!rows.has(tiles, row, p.len_q)) return;
             const int query = rows.query(tiles, row), head = rows.head(tiles, row);
 //% if joins
@@ -91,8 +93,11 @@ struct DecodeEpilogue {
     }
 
   private:
+    // A slot has the rows of all of a stage's heads.
+    __device__ __forceinline__ int rows_of_slot() const { return Traits::kKeyHeads * tiles.rows(); }
+    __device__ __forceinline__ int first_row_of_slot() const { return tile_head * tiles.rows(); }
     __device__ __forceinline__ SharedAddress parts_at(bool is_first) const {
-        return smem.parts + (row_group * 2 + (is_first ? 0 : 1)) * 16;
+        return smem.parts + (sharer * 2 + (is_first ? 0 : 1)) * 16;
     }
     __device__ __forceinline__ HeadParts load_parts(bool is_first) const {
         const uint4 v = load_shared_v4(parts_at(is_first));

@@ -9,21 +9,25 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeSt
 #pragma unroll 1
     for (; part.exists(); part.advance(shares)) {
 //% if hides
-        const PackedRows rows = rows_of(p, part.head);
+        const PackedRows rows = rows_of<Traits>(p, part.head);
         const int head = rows.head_kv, batch = part.head.batch;
         const int begin = part.first_in_head() + first_seen_tile<Traits>(p, rows, p.len_kv, 0), end = begin + part.count();
 #pragma unroll 1
         for (int tile = begin; tile < end; ++tile) {
 //% else
-        const int head = rows_of(p, part.head).head_kv, batch = part.head.batch, end = part.first_in_head() + part.count();
+        const int head = rows_of<Traits>(p, part.head).head_kv, batch = part.head.batch, end = part.first_in_head() + part.count();
 #pragma unroll 1
         for (int tile = part.first_in_head(); tile < end; ++tile) {
 //% endif
             smem.pipeline.producer_acquire(state);
             smem.pipeline.producer_expect(state, DecodeStorage<Traits>::kStageBytes);
             const SharedAddress full = smem.pipeline.full(state.stage);
-            smem.key_tile(state.stage).load(p.k_map, full, tile * Traits::kBlockKv, head, batch);
-            smem.value_tile(state.stage).load(p.v_map, full, tile * Traits::kBlockKv, head, batch);
+#pragma unroll
+            for (int i = 0; i < Traits::kKeyHeads; ++i)
+                smem.key_tile(state.stage, i).load(p.k_map, full, tile * Traits::kBlockKv, head + i, batch);
+#pragma unroll
+            for (int i = 0; i < Traits::kKeyHeads; ++i)
+                smem.value_tile(state.stage, i).load(p.v_map, full, tile * Traits::kBlockKv, head + i, batch);
             state.advance();
         }
     }
@@ -34,11 +38,12 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeSt
 // meet at the next barrier.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void prefetch_keys(const Parameters& p, const Part<Traits>& part) {
-    constexpr int kPanels = Traits::KeyTile::kPanels, kBoxes = kPanels + Traits::ValueTile::kPanels;
+    constexpr int kSideBySide = Traits::kKeyHeads, kPanels = Traits::KeyTile::kPanels;
+    constexpr int kBoxes = kSideBySide * (kPanels + Traits::ValueTile::kPanels);
     constexpr int kWarps = (Traits::kConsumers + 1) * 4;
     // More than an SM needs on their way; but what all SMs fetch must stay in the L2 until it is copied.
     constexpr int kPrefetchedBytes = 98304, kTiles = kPrefetchedBytes / DecodeStorage<Traits>::kStageBytes;
-    const PackedRows rows = rows_of(p, part.head);
+    const PackedRows rows = rows_of<Traits>(p, part.head);
 //% if hides
     const int begin = part.first_in_head() + first_seen_tile<Traits>(p, rows, p.len_kv, 0);
 //% else
@@ -48,9 +53,10 @@ __device__ __forceinline__ void prefetch_keys(const Parameters& p, const Part<Tr
     if (lane_index() != 0) return;
 #pragma unroll 1
     for (int i = warp; i < boxes; i += kWarps) {
-        const int row = (begin + i / kBoxes) * Traits::kBlockKv, panel = i % kBoxes;
-        if (panel < kPanels) cp_async_bulk_prefetch_tensor(p.k_map, panel * 64, row, rows.head_kv, part.head.batch);
-        else cp_async_bulk_prefetch_tensor(p.v_map, (panel - kPanels) * 64, row, rows.head_kv, part.head.batch);
+        const int row = (begin + i / kBoxes) * Traits::kBlockKv, box = i % kBoxes;
+        const int head = rows.head_kv + box % kSideBySide, panel = box / kSideBySide;
+        if (panel < kPanels) cp_async_bulk_prefetch_tensor(p.k_map, panel * 64, row, head, part.head.batch);
+        else cp_async_bulk_prefetch_tensor(p.v_map, (panel - kPanels) * 64, row, head, part.head.batch);
     }
 }
 
@@ -63,10 +69,14 @@ __device__ __forceinline__ void produce_queries(const Parameters& p, const Decod
     PipelineState<Traits::kQueryStages> state;
 #pragma unroll 1
     for (; part.exists(); part.advance(shares)) {
-        const PackedRows rows = rows_of(p, part.head);
+        const PackedRows rows = rows_of<Traits>(p, part.head);
         smem.q_pipeline.producer_acquire(state);
-        smem.q_pipeline.producer_expect(state, RowTiles::of(p).rows() * Traits::QueryTile::kPanels * 128);
-        smem.q_tile(state.stage).load(p.q_map, smem.q_pipeline.full(state.stage), rows.first_head, rows.first_query, rows.batch);
+        smem.q_pipeline.producer_expect(state, Traits::kKeyHeads * RowTiles::of(p).rows() * Traits::QueryTile::kPanels * 128);
+#pragma unroll
+        for (int i = 0; i < Traits::kKeyHeads; ++i) {
+            const int first_head = rows.first_head + i * p.group;
+            smem.q_tile(state.stage, i).load(p.q_map, smem.q_pipeline.full(state.stage), first_head, rows.first_query, rows.batch);
+        }
         state.advance();
     }
 }

@@ -20,9 +20,17 @@ __device__ __forceinline__ Shares<Traits> key_shares(const Parameters& p) {
 
 //% endif
 
-template <class Parameters>
-__device__ __forceinline__ PackedRows rows_of(const Parameters& p, const HeadTiles& head) {
-    return PackedRows::find(RowTiles::of(p), p.group, head.batch, head.head);
+// The rows that meet a key/value head of those whose tiles lie side by side in a stage.
+template <class Traits, class Parameters>
+__device__ __forceinline__ PackedRows rows_of(const Parameters& p, const HeadTiles& head, int tile_head = 0) {
+    constexpr int kSideBySide = Traits::kKeyHeads;
+    PackedRows rows = PackedRows::find(RowTiles::of(p), p.group * kSideBySide, head.batch, head.head);
+    if constexpr (kSideBySide > 1) {
+        rows.head_kv = rows.head_kv * kSideBySide + tile_head;
+        rows.first_head += tile_head * p.group;
+        rows.end_head = min(rows.head_kv * p.group + p.group, p.heads_q);  // the last head may have no neighbour
+    }
+    return rows;
 }
 
 //% if hides
@@ -34,36 +42,38 @@ __device__ __forceinline__ int first_seen_tile(const Parameters& p, const Packed
 }
 
 //% endif
-// Shared memory: the rows of Q, stages of K and V, and what the second group of consumers hands to the first one.
+// Shared memory: the rows of Q, stages of K and V of kKeyHeads neighbouring heads each, and what the second group of consumers hands to the
+// first one.
 template <class Traits>
 struct DecodeStorage {
     using QueryTile = typename Traits::QueryTile;
     using KeyTile = typename Traits::KeyTile;
     using ValueTile = typename Traits::ValueTile;
-    static constexpr int kQueryStages = Traits::kQueryStages, kStages = Traits::kStages, kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
+    static constexpr int kQueryStages = Traits::kQueryStages, kStages = Traits::kStages;
+    static constexpr int kKeyBytes = Traits::kKeyHeads * KeyTile::kBytes, kStageBytes = kKeyBytes + Traits::kKeyHeads * ValueTile::kBytes;
     // Column tiles of O that are handed over at a time: 16 bytes of each for every thread.
     static constexpr int kHandedTiles = Traits::kColumnsV / 8 < 16 ? Traits::kColumnsV / 8 : 16;
     static constexpr int kHandedBytes = Traits::kKeyGroups > 1 ? kHandedTiles * 128 * 16 : 0;
-    static constexpr int kPartsBytes = Traits::kRowGroups * 2 * 16;
+    static constexpr int kPartsBytes = Traits::kSharers * 2 * 16;
     static constexpr int kStatisticsBytes = Traits::kKeyGroups > 1 ? 64 * 8 : 0;
 
     SharedAddress q_tiles, stages, handed, statistics;
     Pipeline<kQueryStages> q_pipeline;
     Pipeline<kStages> pipeline;
 //% if cached
-    SharedAddress parts;  // for each row group and its first and its last part: HeadParts, and whether it has written the last of them
+    SharedAddress parts;  // for each sharer and its first and its last part: HeadParts, and whether it has written the last of them
     static constexpr int kBoxBatches = 4;  // each of as many boxes as a warp finds at a time: a lane's is KeyBox, 16 bytes
     Pipeline<kBoxBatches> box_pipeline;
     SharedAddress boxes;
     SharedAddress sums, scan;  // see CachedKeyTiles and BlockScan
 
 //% else
-    SharedAddress parts;  // for each row group and its first and its last part: HeadParts, and whether it has written the last of them
+    SharedAddress parts;  // for each sharer and its first and its last part: HeadParts, and whether it has written the last of them
 
 //% endif
     // All threads call this: each computes the addresses.
     __device__ __forceinline__ explicit DecodeStorage(SharedRegions& regions) {
-        q_tiles = regions.take(kQueryStages * QueryTile::kBytes);
+        q_tiles = regions.take(kQueryStages * Traits::kKeyHeads * QueryTile::kBytes);
         stages = regions.take(kStages * kStageBytes);
         handed = regions.take(kHandedBytes);
         statistics = regions.take(kStatisticsBytes);
@@ -88,14 +98,14 @@ struct DecodeStorage {
             // that still waits for Q would miss its phase. One thread releases K and V, as products keep a consumer's warps together.
             q_pipeline.initialise(1, Traits::kConsumers * 4);
 //% if cached
-            pipeline.initialise(2, Traits::kRowGroups);
+            pipeline.initialise(2, Traits::kSharers);
             box_pipeline.initialise(1, 2);
 //% else
-            pipeline.initialise(1, Traits::kRowGroups);
+            pipeline.initialise(1, Traits::kSharers);
 //% endif
             fence_mbarrier_init();
         }
-        for (int panel = 0; panel < kQueryStages * QueryTile::kPanels; ++panel)
+        for (int panel = 0; panel < kQueryStages * Traits::kKeyHeads * QueryTile::kPanels; ++panel)
             for (int i = q_rows * 8 + thread; i < Traits::kRows * 8; i += kThreads - 128)
                 store_shared_v4(q_tiles + panel * QueryTile::kPanelBytes + i * 16, {0, 0, 0, 0});
         fence_proxy_async();
@@ -103,7 +113,14 @@ struct DecodeStorage {
 //% if cached
     __device__ __forceinline__ SharedAddress box(u32 batch, int lane) const { return boxes + (batch * 32 + lane) * 16; }
 //% endif
-    __device__ __forceinline__ QueryTile q_tile(u32 stage) const { return {q_tiles + stage * QueryTile::kBytes}; }
-    __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {stages + stage * kStageBytes}; }
-    __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {stages + stage * kStageBytes + KeyTile::kBytes}; }
+    // Of the stage's key/value head `head`, as the next two.
+    __device__ __forceinline__ QueryTile q_tile(u32 stage, int head) const {
+        return {q_tiles + (stage * Traits::kKeyHeads + head) * QueryTile::kBytes};
+    }
+    __device__ __forceinline__ KeyTile key_tile(u32 stage, int head) const {
+        return {stages + stage * kStageBytes + head * KeyTile::kBytes};
+    }
+    __device__ __forceinline__ ValueTile value_tile(u32 stage, int head) const {
+        return {stages + stage * kStageBytes + kKeyBytes + head * ValueTile::kBytes};
+    }
 };

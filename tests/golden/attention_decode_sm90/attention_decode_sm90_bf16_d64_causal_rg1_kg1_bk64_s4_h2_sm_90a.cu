@@ -1,17 +1,18 @@
-// attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s4_sm_90a
+// attention_decode_sm90_bf16_d64_causal_rg1_kg1_bk64_s4_h2_sm_90a
 //
 // Attention forward for Hopper where few queries meet many keys, as in decoding: at the speed of the memory.
 //   S = Q K^T, causal mask,  out = softmax(scale * S) V,  lse = log(sum(exp(scale * S))) for each row.
 // PackGQA: the query heads of a GQA group and their queries are rows of one tile, up to 64, so that K and V are read once.
-// Split keys (flash decoding): each thread block has an equal share of the key tiles of all heads, 128 keys each,
+// Split keys (flash decoding): each thread block has an equal share of the key tiles of all heads, 64 keys each,
 // wherever in a head that begins and ends. The block that finishes the last part of a head adds up all of them, from the first to the last.
 // The first warpgroup is the producers': one thread issues the TMA loads of K and V, another one those of Q.
-// Each other one, a consumer, has 64 rows, and works on every other key tile.
+// Each other one, a consumer, has 64 rows.
+// The other consumer has those of the neighbouring key/value head, whose rows of K and V lie beside this one's and are read with them.
 //
 //   problem  bf16_d64_causal
-//   config   row_groups 1, key_groups 2, block_kv 128, stages 4
+//   config   row_groups 1, key_groups 1, block_kv 64, stages 4, heads 2
 //   target   sm_90a
-//   launch   <<<blocks: at most the SMs, 384, 156272 bytes>>>
+//   launch   <<<blocks: at most the SMs, 384, 147600 bytes>>>
 //            bytes of shared memory: of all regions of DecodeStorage together
 //   parts    atoms/ptx: types, register, index, shared_memory, barrier, named_barrier, mbarrier, cp_async_bulk_tensor,
 //              cp_async_bulk_prefetch_tensor, setmaxnreg, griddepcontrol, wgmma, atomic, cvt, ex2, mul, shfl_sync,
@@ -378,26 +379,20 @@ __device__ __forceinline__ bool vote_sync_any(bool predicate) { return __any_syn
 // ---- shapes of instructions that these kernels use ------------------------------------------------------------------
 
 template <>
-__device__ __forceinline__ void wgmma_ss<Bf16, 128>(float (&d)[16][4], u64 a, u64 b, int accumulate) {
+__device__ __forceinline__ void wgmma_ss<Bf16, 64>(float (&d)[8][4], u64 a, u64 b, int accumulate) {
     asm volatile(
         "{\n"
         ".reg .pred p;\n"
-        "setp.ne.b32 p, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 {"
+        "setp.ne.b32 p, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15,"
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31,"
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47,"
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, p, 1, 1, 0, 0;\n"  // p: accumulate; then scale a, scale b, transpose a, transpose b
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, %32, %33, p, 1, 1, 0, 0;\n"  // p: accumulate; then scale a, scale b, transpose a, transpose b
         "}"
         : "+f"(d[0][0]), "+f"(d[0][1]), "+f"(d[0][2]), "+f"(d[0][3]), "+f"(d[1][0]), "+f"(d[1][1]), "+f"(d[1][2]), "+f"(d[1][3]),
           "+f"(d[2][0]), "+f"(d[2][1]), "+f"(d[2][2]), "+f"(d[2][3]), "+f"(d[3][0]), "+f"(d[3][1]), "+f"(d[3][2]), "+f"(d[3][3]),
           "+f"(d[4][0]), "+f"(d[4][1]), "+f"(d[4][2]), "+f"(d[4][3]), "+f"(d[5][0]), "+f"(d[5][1]), "+f"(d[5][2]), "+f"(d[5][3]),
-          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3]),
-          "+f"(d[8][0]), "+f"(d[8][1]), "+f"(d[8][2]), "+f"(d[8][3]), "+f"(d[9][0]), "+f"(d[9][1]), "+f"(d[9][2]), "+f"(d[9][3]),
-          "+f"(d[10][0]), "+f"(d[10][1]), "+f"(d[10][2]), "+f"(d[10][3]), "+f"(d[11][0]), "+f"(d[11][1]), "+f"(d[11][2]), "+f"(d[11][3]),
-          "+f"(d[12][0]), "+f"(d[12][1]), "+f"(d[12][2]), "+f"(d[12][3]), "+f"(d[13][0]), "+f"(d[13][1]), "+f"(d[13][2]), "+f"(d[13][3]),
-          "+f"(d[14][0]), "+f"(d[14][1]), "+f"(d[14][2]), "+f"(d[14][3]), "+f"(d[15][0]), "+f"(d[15][1]), "+f"(d[15][2]), "+f"(d[15][3])
+          "+f"(d[6][0]), "+f"(d[6][1]), "+f"(d[6][2]), "+f"(d[6][3]), "+f"(d[7][0]), "+f"(d[7][1]), "+f"(d[7][2]), "+f"(d[7][3])
         : "l"(a), "l"(b), "r"(accumulate));
 }
 
@@ -445,7 +440,7 @@ struct Parameters {
     int len_q;
     int len_kv;
     int group;  // query heads of a key/value head
-    int heads;  // of a sequence: row tiles * key/value heads
+    int heads;  // of a sequence: row tiles * key/value heads, of which two count as one
     int key_tiles;  // of a head, at least 1
     int row_tiles;
     int head_sets;
@@ -1375,32 +1370,42 @@ __device__ __forceinline__ Shares<Traits> key_shares(const Parameters& p) {
     return {{p.key_tiles, p.heads, p.batch, p.key_tiles_reciprocal, p.batch_reciprocal}, p.blocks, p.blocks_reciprocal};
 }
 
-template <class Parameters>
-__device__ __forceinline__ PackedRows rows_of(const Parameters& p, const HeadTiles& head) {
-    return PackedRows::find(RowTiles::of(p), p.group, head.batch, head.head);
+// The rows that meet a key/value head of those whose tiles lie side by side in a stage.
+template <class Traits, class Parameters>
+__device__ __forceinline__ PackedRows rows_of(const Parameters& p, const HeadTiles& head, int tile_head = 0) {
+    constexpr int kSideBySide = Traits::kKeyHeads;
+    PackedRows rows = PackedRows::find(RowTiles::of(p), p.group * kSideBySide, head.batch, head.head);
+    if constexpr (kSideBySide > 1) {
+        rows.head_kv = rows.head_kv * kSideBySide + tile_head;
+        rows.first_head += tile_head * p.group;
+        rows.end_head = min(rows.head_kv * p.group + p.group, p.heads_q);  // the last head may have no neighbour
+    }
+    return rows;
 }
 
-// Shared memory: the rows of Q, stages of K and V, and what the second group of consumers hands to the first one.
+// Shared memory: the rows of Q, stages of K and V of kKeyHeads neighbouring heads each, and what the second group of consumers hands to the
+// first one.
 template <class Traits>
 struct DecodeStorage {
     using QueryTile = typename Traits::QueryTile;
     using KeyTile = typename Traits::KeyTile;
     using ValueTile = typename Traits::ValueTile;
-    static constexpr int kQueryStages = Traits::kQueryStages, kStages = Traits::kStages, kStageBytes = KeyTile::kBytes + ValueTile::kBytes;
+    static constexpr int kQueryStages = Traits::kQueryStages, kStages = Traits::kStages;
+    static constexpr int kKeyBytes = Traits::kKeyHeads * KeyTile::kBytes, kStageBytes = kKeyBytes + Traits::kKeyHeads * ValueTile::kBytes;
     // Column tiles of O that are handed over at a time: 16 bytes of each for every thread.
     static constexpr int kHandedTiles = Traits::kColumnsV / 8 < 16 ? Traits::kColumnsV / 8 : 16;
     static constexpr int kHandedBytes = Traits::kKeyGroups > 1 ? kHandedTiles * 128 * 16 : 0;
-    static constexpr int kPartsBytes = Traits::kRowGroups * 2 * 16;
+    static constexpr int kPartsBytes = Traits::kSharers * 2 * 16;
     static constexpr int kStatisticsBytes = Traits::kKeyGroups > 1 ? 64 * 8 : 0;
 
     SharedAddress q_tiles, stages, handed, statistics;
     Pipeline<kQueryStages> q_pipeline;
     Pipeline<kStages> pipeline;
-    SharedAddress parts;  // for each row group and its first and its last part: HeadParts, and whether it has written the last of them
+    SharedAddress parts;  // for each sharer and its first and its last part: HeadParts, and whether it has written the last of them
 
     // All threads call this: each computes the addresses.
     __device__ __forceinline__ explicit DecodeStorage(SharedRegions& regions) {
-        q_tiles = regions.take(kQueryStages * QueryTile::kBytes);
+        q_tiles = regions.take(kQueryStages * Traits::kKeyHeads * QueryTile::kBytes);
         stages = regions.take(kStages * kStageBytes);
         handed = regions.take(kHandedBytes);
         statistics = regions.take(kStatisticsBytes);
@@ -1418,17 +1423,24 @@ struct DecodeStorage {
             // Each warp releases Q: a consumer may have no tile of a part, and then nothing else keeps its warps together, of which one
             // that still waits for Q would miss its phase. One thread releases K and V, as products keep a consumer's warps together.
             q_pipeline.initialise(1, Traits::kConsumers * 4);
-            pipeline.initialise(1, Traits::kRowGroups);
+            pipeline.initialise(1, Traits::kSharers);
             fence_mbarrier_init();
         }
-        for (int panel = 0; panel < kQueryStages * QueryTile::kPanels; ++panel)
+        for (int panel = 0; panel < kQueryStages * Traits::kKeyHeads * QueryTile::kPanels; ++panel)
             for (int i = q_rows * 8 + thread; i < Traits::kRows * 8; i += kThreads - 128)
                 store_shared_v4(q_tiles + panel * QueryTile::kPanelBytes + i * 16, {0, 0, 0, 0});
         fence_proxy_async();
     }
-    __device__ __forceinline__ QueryTile q_tile(u32 stage) const { return {q_tiles + stage * QueryTile::kBytes}; }
-    __device__ __forceinline__ KeyTile key_tile(u32 stage) const { return {stages + stage * kStageBytes}; }
-    __device__ __forceinline__ ValueTile value_tile(u32 stage) const { return {stages + stage * kStageBytes + KeyTile::kBytes}; }
+    // Of the stage's key/value head `head`, as the next two.
+    __device__ __forceinline__ QueryTile q_tile(u32 stage, int head) const {
+        return {q_tiles + (stage * Traits::kKeyHeads + head) * QueryTile::kBytes};
+    }
+    __device__ __forceinline__ KeyTile key_tile(u32 stage, int head) const {
+        return {stages + stage * kStageBytes + head * KeyTile::kBytes};
+    }
+    __device__ __forceinline__ ValueTile value_tile(u32 stage, int head) const {
+        return {stages + stage * kStageBytes + kKeyBytes + head * ValueTile::kBytes};
+    }
 };
 
 // ==== tile/warpgroup/decode_producer.cuh =============================================================================
@@ -1442,14 +1454,18 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeSt
     PipelineState<Traits::kStages> state;
 #pragma unroll 1
     for (; part.exists(); part.advance(shares)) {
-        const int head = rows_of(p, part.head).head_kv, batch = part.head.batch, end = part.first_in_head() + part.count();
+        const int head = rows_of<Traits>(p, part.head).head_kv, batch = part.head.batch, end = part.first_in_head() + part.count();
 #pragma unroll 1
         for (int tile = part.first_in_head(); tile < end; ++tile) {
             smem.pipeline.producer_acquire(state);
             smem.pipeline.producer_expect(state, DecodeStorage<Traits>::kStageBytes);
             const SharedAddress full = smem.pipeline.full(state.stage);
-            smem.key_tile(state.stage).load(p.k_map, full, tile * Traits::kBlockKv, head, batch);
-            smem.value_tile(state.stage).load(p.v_map, full, tile * Traits::kBlockKv, head, batch);
+#pragma unroll
+            for (int i = 0; i < Traits::kKeyHeads; ++i)
+                smem.key_tile(state.stage, i).load(p.k_map, full, tile * Traits::kBlockKv, head + i, batch);
+#pragma unroll
+            for (int i = 0; i < Traits::kKeyHeads; ++i)
+                smem.value_tile(state.stage, i).load(p.v_map, full, tile * Traits::kBlockKv, head + i, batch);
             state.advance();
         }
     }
@@ -1460,19 +1476,21 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeSt
 // meet at the next barrier.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void prefetch_keys(const Parameters& p, const Part<Traits>& part) {
-    constexpr int kPanels = Traits::KeyTile::kPanels, kBoxes = kPanels + Traits::ValueTile::kPanels;
+    constexpr int kSideBySide = Traits::kKeyHeads, kPanels = Traits::KeyTile::kPanels;
+    constexpr int kBoxes = kSideBySide * (kPanels + Traits::ValueTile::kPanels);
     constexpr int kWarps = (Traits::kConsumers + 1) * 4;
     // More than an SM needs on their way; but what all SMs fetch must stay in the L2 until it is copied.
     constexpr int kPrefetchedBytes = 98304, kTiles = kPrefetchedBytes / DecodeStorage<Traits>::kStageBytes;
-    const PackedRows rows = rows_of(p, part.head);
+    const PackedRows rows = rows_of<Traits>(p, part.head);
     const int begin = part.first_in_head();
     const int boxes = min(part.count(), kTiles > 0 ? kTiles : 1) * kBoxes, warp = warp_index();
     if (lane_index() != 0) return;
 #pragma unroll 1
     for (int i = warp; i < boxes; i += kWarps) {
-        const int row = (begin + i / kBoxes) * Traits::kBlockKv, panel = i % kBoxes;
-        if (panel < kPanels) cp_async_bulk_prefetch_tensor(p.k_map, panel * 64, row, rows.head_kv, part.head.batch);
-        else cp_async_bulk_prefetch_tensor(p.v_map, (panel - kPanels) * 64, row, rows.head_kv, part.head.batch);
+        const int row = (begin + i / kBoxes) * Traits::kBlockKv, box = i % kBoxes;
+        const int head = rows.head_kv + box % kSideBySide, panel = box / kSideBySide;
+        if (panel < kPanels) cp_async_bulk_prefetch_tensor(p.k_map, panel * 64, row, head, part.head.batch);
+        else cp_async_bulk_prefetch_tensor(p.v_map, (panel - kPanels) * 64, row, head, part.head.batch);
     }
 }
 
@@ -1484,10 +1502,14 @@ __device__ __forceinline__ void produce_queries(const Parameters& p, const Decod
     PipelineState<Traits::kQueryStages> state;
 #pragma unroll 1
     for (; part.exists(); part.advance(shares)) {
-        const PackedRows rows = rows_of(p, part.head);
+        const PackedRows rows = rows_of<Traits>(p, part.head);
         smem.q_pipeline.producer_acquire(state);
-        smem.q_pipeline.producer_expect(state, RowTiles::of(p).rows() * Traits::QueryTile::kPanels * 128);
-        smem.q_tile(state.stage).load(p.q_map, smem.q_pipeline.full(state.stage), rows.first_head, rows.first_query, rows.batch);
+        smem.q_pipeline.producer_expect(state, Traits::kKeyHeads * RowTiles::of(p).rows() * Traits::QueryTile::kPanels * 128);
+#pragma unroll
+        for (int i = 0; i < Traits::kKeyHeads; ++i) {
+            const int first_head = rows.first_head + i * p.group;
+            smem.q_tile(state.stage, i).load(p.q_map, smem.q_pipeline.full(state.stage), first_head, rows.first_query, rows.batch);
+        }
         state.advance();
     }
 }
@@ -1570,14 +1592,14 @@ template <class Traits, class Parameters>
 struct DecodeEpilogue {
     using Element = typename Traits::Element;
     using Partials = PartialOutputs<Traits::kHeadDimV>;
-    // Barriers of each row group, and one of both key groups.
+    // Barriers of each sharer, and one of both key groups.
     static constexpr int kFirstBarrier = 3, kBothGroups = 5, kOutTiles = Traits::kHeadDimV / 8;
 
     const Parameters& p;
     const DecodeStorage<Traits>& smem;
     const PackedRows& rows;
     const RowTiles& tiles;
-    const int row_group;
+    const int sharer, tile_head, row_group;  // see DecodeConsumer
 
     template <int kTiles>
     __device__ __forceinline__ void store_rows(const float (&O)[kTiles][4], const float (&totals)[2], const Origin (&origins)[2],
@@ -1594,7 +1616,7 @@ struct DecodeEpilogue {
             if (lane_index() % 4 == 0) store_lse(query, head, origins[h], totals[h]);
         }
     }
-    // One thread of a row group looks up where the other parts of a head are, while its keys are on their way.
+    // One thread of a sharer looks up where the other parts of a head are, while its keys are on their way.
     __device__ __forceinline__ void find_parts(const Shares<Traits>& shares, const HeadTiles& head, bool is_first) const {
         const HeadParts parts = shares.parts(head);
         store_shared_v4(parts_at(is_first), {static_cast<u32>(parts.first_block), static_cast<u32>(parts.count), parts.begins_share, 0});
@@ -1603,12 +1625,12 @@ struct DecodeEpilogue {
     template <int kTiles>
     __device__ __forceinline__ void store_partial_rows(const float (&O)[kTiles][4], const float (&totals)[2], const Origin (&origins)[2],
                                                        bool is_first) const {
-        const Partials partials{p.partials, tiles.rows()};
+        const Partials partials{p.partials, rows_of_slot()};
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             const int row = own_row(row_group, h);
             if (row >= tiles.rows()) continue;
-            float* to = partials.row(Partials::slot_of(own_share(p), is_first), row);
+            float* to = partials.row(Partials::slot_of(own_share(p), is_first), first_row_of_slot() + row);
 #pragma unroll
             for (int j = 0; j < kOutTiles; ++j) {
                 float* pair = to + j * 8 + lane_index() % 4 * 2;
@@ -1616,21 +1638,23 @@ struct DecodeEpilogue {
             }
             if (lane_index() % 4 == 0) Partials::store_statistics(to, totals[h], origins[h]);
         }
-        bar_sync(kFirstBarrier + row_group, 128);
+        bar_sync(kFirstBarrier + sharer, 128);
         if (thread_index() % 128 == 0) {
             const HeadParts parts = load_parts(is_first);
-            const bool is_last = is_last_part(p.part_counters + parts.first_block * Traits::kRowGroups + row_group, parts);
+            const bool is_last = is_last_part(p.part_counters + parts.first_block * Traits::kSharers + sharer, parts);
             store_shared(parts_at(is_first) + 12, is_last);
         }
     }
     // Adds the parts up, if they are all there: by so many key groups, of which this is one.
     __device__ __forceinline__ void merge_if_last(int key_group, int key_groups, bool is_first) const {
-        bar_sync(key_groups > 1 ? kBothGroups : kFirstBarrier + row_group, key_groups * 128);
+        bar_sync(key_groups > 1 ? kBothGroups : kFirstBarrier + sharer, key_groups * 128);
         if (load_shared(parts_at(is_first) + 12) == 0) return;
         const HeadParts parts = load_parts(is_first);
-        const int first_row = row_group * 64, end_row = min(first_row + 64, tiles.rows());
-        const Partials partials{p.partials, tiles.rows()};
-        const auto store = [&](int row, int column, const MergedRow& merged) {
+        const int before = first_row_of_slot();
+        const int first_row = before + row_group * 64, end_row = min(first_row + 64, before + tiles.rows());
+        const Partials partials{p.partials, rows_of_slot()};
+        const auto store = [&](int row_of_slot, int column, const MergedRow& merged) {
+            const int row = row_of_slot - before;
             if (!rows.has(tiles, row, p.len_q)) return;
             const int query = rows.query(tiles, row), head = rows.head(tiles, row);
             const float by = normaliser(merged.total);
@@ -1646,8 +1670,11 @@ struct DecodeEpilogue {
     }
 
   private:
+    // A slot has the rows of all of a stage's heads.
+    __device__ __forceinline__ int rows_of_slot() const { return Traits::kKeyHeads * tiles.rows(); }
+    __device__ __forceinline__ int first_row_of_slot() const { return tile_head * tiles.rows(); }
     __device__ __forceinline__ SharedAddress parts_at(bool is_first) const {
-        return smem.parts + (row_group * 2 + (is_first ? 0 : 1)) * 16;
+        return smem.parts + (sharer * 2 + (is_first ? 0 : 1)) * 16;
     }
     __device__ __forceinline__ HeadParts load_parts(bool is_first) const {
         const uint4 v = load_shared_v4(parts_at(is_first));
@@ -1668,7 +1695,8 @@ struct DecodeEpilogue {
 // A consumer of the decode kernel: one warpgroup, its 64 rows, and of its block's key tiles all or every other one. S, P and O stay in
 // registers.
 
-// One of kRowGroups * kKeyGroups consumers. Those of the first key group write what comes out; with a second one they add its part first.
+// One of kSharers * kKeyGroups consumers. Sharers work on a tile together: each has rows of its own, or a key/value head of its own with
+// the rows that meet it. Those of the first key group write what comes out; with a second one they add its part first.
 template <class Traits, class Parameters>
 struct DecodeConsumer {
     using Element = typename Traits::Element;
@@ -1676,13 +1704,14 @@ struct DecodeConsumer {
     using Exchange = KeyGroupExchange<Traits>;
     using Chain = decltype(Traits::make_chain(Parameters{}));
     static constexpr int kBlockKv = Traits::kBlockKv, kKeyGroups = Traits::kKeyGroups, kOutTiles = Traits::kColumnsV / 8;
-    // Whether P V of a tile runs beside the softmax of the next one: two row groups begin a tile together, and nothing else would.
-    static constexpr bool kPipelined = Traits::kRowGroups > 1;
+    // Whether P V of a tile runs beside the softmax of the next one: two sharers begin a tile together, and nothing else would.
+    static constexpr bool kPipelined = Traits::kSharers > 1;
     static_assert(Traits::kStages % kKeyGroups == 0, "a stage is always of the same key group: parities of two would not tell its phases");
 
     const Parameters& p;
     const Storage& smem;
-    const int row_group, key_group;
+    const int sharer, key_group;
+    const int tile_head, row_group;  // of the stage's key/value heads, and of the rows that meet it
     const RowTiles tiles;
     const Chain chain;
     const Shares<Traits>& shares;
@@ -1698,8 +1727,10 @@ struct DecodeConsumer {
     __device__ __forceinline__ DecodeConsumer(const Parameters& p, const Storage& smem, const Shares<Traits>& shares, int consumer)
         : p(p),
           smem(smem),
-          row_group(consumer / kKeyGroups),
+          sharer(consumer / kKeyGroups),
           key_group(consumer % kKeyGroups),
+          tile_head(sharer / Traits::kRowGroups),
+          row_group(sharer % Traits::kRowGroups),
           tiles(RowTiles::of(p)),
           chain(Traits::make_chain(p)),
           shares(shares),
@@ -1737,10 +1768,10 @@ struct DecodeConsumer {
     // ---- a part of a head ----
 
     __device__ __forceinline__ void begin_part(const Part<Traits>& part) {
-        const PackedRows rows = rows_of(p, part.head);
+        const PackedRows rows = rows_of<Traits>(p, part.head, tile_head);
         first_masked = max(0, chain.keys(rows.first_query).end) / kBlockKv;
         if (!part.is_whole() && key_group == 0 && thread_index() % 128 == 0)
-            DecodeEpilogue<Traits, Parameters>{p, smem, rows, tiles, row_group}.find_parts(shares, part.head, part.is_first);
+            epilogue(rows).find_parts(shares, part.head, part.is_first);
 #pragma unroll
         for (int h = 0; h < 2; ++h) ends_of_keys[h] = chain.keys(rows.query(tiles, own_row(row_group, h))).end;
 #pragma unroll
@@ -1798,7 +1829,7 @@ struct DecodeConsumer {
         const u32 stage = own_stage();
         wait(smem.pipeline.full(stage), state.parity);
         wgmma_fence();
-        gemm_scores<Element, Traits::kColumns>(S, smem.q_tile(q_state.stage), row_group * 64, smem.key_tile(stage));
+        gemm_scores<Element, Traits::kColumns>(S, smem.q_tile(q_state.stage, tile_head), row_group * 64, smem.key_tile(stage, tile_head));
         wgmma_commit_group();
     }
     // Once S is there.
@@ -1815,7 +1846,7 @@ struct DecodeConsumer {
     // O and P must have been laundered, before S where its product is under way.
     __device__ __forceinline__ void issue_pv(const u32 (&P)[kBlockKv / 16][4], u32 stage) {
         wgmma_fence();
-        gemm_output<Element>(O, P, smem.value_tile(stage));
+        gemm_output<Element>(O, P, smem.value_tile(stage, tile_head));
         wgmma_commit_group();
     }
     __device__ __forceinline__ void retire_pv(u32 stage) {
@@ -1833,9 +1864,13 @@ struct DecodeConsumer {
 
     // ---- what comes of it ----
 
+    __device__ __forceinline__ DecodeEpilogue<Traits, Parameters> epilogue(const PackedRows& rows) const {
+        return {p, smem, rows, tiles, sharer, tile_head, row_group};
+    }
+
     __device__ __forceinline__ void finish_part(const Part<Traits>& part) {
-        const PackedRows rows = rows_of(p, part.head);  // once more: nothing of it is needed between begin and end
-        const DecodeEpilogue<Traits, Parameters> epilogue{p, smem, rows, tiles, row_group};
+        const PackedRows rows = rows_of<Traits>(p, part.head, tile_head);  // once more: nothing of it is needed between begin and end
+        const auto epilogue = this->epilogue(rows);
         // The second key group has nothing else to do once the block's last part is there: then it helps to add up.
         const bool helps = kKeyGroups > 1 && part.is_last();
         float normalisers[2];
@@ -1864,9 +1899,11 @@ struct Traits {
     static constexpr int kHeadDim = 64, kHeadDimV = 64;
     static constexpr bool kCausal = true;
 
-    // Consumers: for each 64 rows of a tile, and as many that take key tiles in turn. Stages of K and V, and of Q.
-    static constexpr int kRowGroups = 1, kKeyGroups = 2, kConsumers = kRowGroups * kKeyGroups;
-    static constexpr int kBlockKv = 128, kStages = 4, kQueryStages = 1;
+    // Consumers: for each key/value head of a stage and 64 rows that meet it, and as many that take key tiles in turn.
+    static constexpr int kKeyHeads = 2, kRowGroups = 1, kSharers = kKeyHeads * kRowGroups;
+    static constexpr int kKeyGroups = 1, kConsumers = kSharers * kKeyGroups;
+    // Stages of K and V, and of Q.
+    static constexpr int kBlockKv = 64, kStages = 4, kQueryStages = 1;
 
     // A product contracts 16 columns of Q and K, or 16 keys, at a time.
     static constexpr int kRows = kRowGroups * 64, kColumns = (kHeadDim + 15) / 16 * 16, kColumnsV = (kHeadDimV + 15) / 16 * 16;
@@ -1887,7 +1924,7 @@ static_assert(kProducerRegisters + Traits::kConsumers * kConsumerRegisters <= 65
               "setmaxnreg cannot hand out more than a block has");
 
 extern "C" __global__ void __launch_bounds__(kThreads, kBlocksPerSm)
-attention_decode_sm90_bf16_d64_causal_rg1_kg2_bk128_s4_sm_90a(const __grid_constant__ Parameters p) {
+attention_decode_sm90_bf16_d64_causal_rg1_kg1_bk64_s4_h2_sm_90a(const __grid_constant__ Parameters p) {
     SharedRegions regions;
     const DecodeStorage<Traits> smem(regions);
     if (thread_index() == 0) {
