@@ -265,7 +265,8 @@ LOAD = """
 """.replace(
     "LOADS",
     " ".join(
-        f"cp_async_bulk_tensor_load(place + {i} * 2048, p.in_map, barrier, {c}, {r}, {h}, {b});" for i, (c, r, h, b) in enumerate(LOADED)
+        f"cp_async_bulk_tensor_load{'_evict_first' if i % 2 else ''}(place + {i} * 2048, p.in_map, barrier, {c}, {r}, {h}, {b});"
+        for i, (c, r, h, b) in enumerate(LOADED)
     ),
 )
 # Two boxes of shared memory in turn, each stored from twice, a group each. Later boxes overwrite earlier ones nowhere.

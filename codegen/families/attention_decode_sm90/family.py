@@ -109,8 +109,8 @@ class AttentionDecodeSm90(Family):
             tiles = _before(tiles, "warpgroup/decode_consumer", "warpgroup/decode_scores")
         if problem.is_cached:
             tiles = with_cached_files(_before(tiles, "warpgroup/decode_producer", "warpgroup/decode_boxes"))
-        of_prefetch = "prefetch" if problem.is_cached else "cp_async_bulk_prefetch_tensor"
-        return _before(self.atoms, "setmaxnreg", of_prefetch), tiles
+        of_l2 = ("prefetch",) if problem.is_cached else ("cp_async_bulk_prefetch_tensor", "cp_async_bulk_tensor_evict_first")
+        return _before(self.atoms, "setmaxnreg", *of_l2), tiles
 
     def kernels(self, problem: Problem, config: AttentionDecodeSm90Config) -> tuple[KernelText, ...]:
         """See Family."""

@@ -1,6 +1,16 @@
 // The producers of the decode kernel, a thread each: one keeps the stages of K and V on their way, the other one loads Q.
 
 //% if not cached
+// As PanelTile::load. The L2 gives up these bytes before those that the next launch has prefetched: see prefetch_keys. With a cache nothing
+// is prefetched, and sequences may share pages.
+template <class Tile>
+__device__ __forceinline__ void load_evict_first(const Tile& tile, const TensorMap& map, SharedAddress barrier, int row, int head,
+                                                 int batch) {
+#pragma unroll
+    for (int panel = 0; panel < Tile::kPanels; ++panel)
+        cp_async_bulk_tensor_load_evict_first(tile.base + panel * Tile::kPanelBytes, map, barrier, panel * 64, row, head, batch);
+}
+
 // K and V of all key tiles of this block, from the first to the last, given its first part. Keys past the last one become zeros.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeStorage<Traits>& smem, const Shares<Traits>& shares,
@@ -24,10 +34,10 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeSt
             const SharedAddress full = smem.pipeline.full(state.stage);
 #pragma unroll
             for (int i = 0; i < Traits::kKeyHeads; ++i)
-                smem.key_tile(state.stage, i).load(p.k_map, full, tile * Traits::kBlockKv, head + i, batch);
+                load_evict_first(smem.key_tile(state.stage, i), p.k_map, full, tile * Traits::kBlockKv, head + i, batch);
 #pragma unroll
             for (int i = 0; i < Traits::kKeyHeads; ++i)
-                smem.value_tile(state.stage, i).load(p.v_map, full, tile * Traits::kBlockKv, head + i, batch);
+                load_evict_first(smem.value_tile(state.stage, i), p.v_map, full, tile * Traits::kBlockKv, head + i, batch);
             state.advance();
         }
     }
@@ -42,7 +52,7 @@ __device__ __forceinline__ void prefetch_keys(const Parameters& p, const Part<Tr
     constexpr int kBoxes = kSideBySide * (kPanels + Traits::ValueTile::kPanels);
     constexpr int kWarps = (Traits::kConsumers + 1) * 4;
     // More than an SM needs on their way; but what all SMs fetch must stay in the L2 until it is copied.
-    constexpr int kPrefetchedBytes = 98304, kTiles = kPrefetchedBytes / DecodeStorage<Traits>::kStageBytes;
+    constexpr int kPrefetchedBytes = 131072, kTiles = kPrefetchedBytes / DecodeStorage<Traits>::kStageBytes;
     const PackedRows rows = rows_of<Traits>(p, part.head);
 //% if hides
     const int begin = part.first_in_head() + first_seen_tile<Traits>(p, rows, p.len_kv, 0);

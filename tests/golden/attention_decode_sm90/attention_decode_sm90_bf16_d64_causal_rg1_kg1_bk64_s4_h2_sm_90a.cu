@@ -15,8 +15,8 @@
 //   launch   <<<blocks: at most the SMs, 384, 147600 bytes>>>
 //            bytes of shared memory: of all regions of DecodeStorage together
 //   parts    atoms/ptx: types, register, index, shared_memory, barrier, named_barrier, mbarrier, cp_async_bulk_tensor,
-//              cp_async_bulk_prefetch_tensor, setmaxnreg, griddepcontrol, wgmma, atomic, cvt, ex2, mul, shfl_sync,
-//              vote_sync
+//              cp_async_bulk_prefetch_tensor, cp_async_bulk_tensor_evict_first, setmaxnreg, griddepcontrol, wgmma,
+//              atomic, cvt, ex2, mul, shfl_sync, vote_sync
 //            tile/common: shared_regions, tile_scheduler, score_chain, packed_rows, key_shares, softmax_rows, lse,
 //              partial_outputs
 //            tile/warpgroup: pipeline, panel_tile, gemm, row_sums, stale_softmax, decode_storage, decode_producer,
@@ -224,6 +224,25 @@ __device__ __forceinline__ void cp_async_bulk_prefetch_tensor(const TensorMap& m
     asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1, %2, %3, %4}];" ::  //
                  "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch)
                  : "memory");
+}
+
+// ==== atoms/ptx/cp_async_bulk_tensor_evict_first.cuh =================================================================
+
+// Loads of boxes whose bytes the L2 gives up before others. PTX ISA, "cp.async.bulk.tensor", "createpolicy", "Cache Eviction Priority
+// Hints" (sm_90).
+
+// As cp_async_bulk_tensor_load, of what nobody reads again soon. What others have fetched meanwhile, and was not read yet, stays.
+__device__ __forceinline__ void cp_async_bulk_tensor_load_evict_first(SharedAddress destination, const TensorMap& map,
+                                                                      SharedAddress barrier, int column, int row, int head, int batch) {
+    asm volatile(
+        "{\n"
+        "    .reg .b64 policy;\n"
+        "    createpolicy.fractional.L2::evict_first.b64 policy, 1.0;\n"
+        "    cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint\n"
+        "        [%0], [%1, {%3, %4, %5, %6}], [%2], policy;\n"
+        "}" ::"r"(destination),
+        "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch)
+        : "memory");
 }
 
 // ==== atoms/ptx/setmaxnreg.cuh =======================================================================================
@@ -1447,6 +1466,16 @@ struct DecodeStorage {
 
 // The producers of the decode kernel, a thread each: one keeps the stages of K and V on their way, the other one loads Q.
 
+// As PanelTile::load. The L2 gives up these bytes before those that the next launch has prefetched: see prefetch_keys. With a cache nothing
+// is prefetched, and sequences may share pages.
+template <class Tile>
+__device__ __forceinline__ void load_evict_first(const Tile& tile, const TensorMap& map, SharedAddress barrier, int row, int head,
+                                                 int batch) {
+#pragma unroll
+    for (int panel = 0; panel < Tile::kPanels; ++panel)
+        cp_async_bulk_tensor_load_evict_first(tile.base + panel * Tile::kPanelBytes, map, barrier, panel * 64, row, head, batch);
+}
+
 // K and V of all key tiles of this block, from the first to the last, given its first part. Keys past the last one become zeros.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeStorage<Traits>& smem, const Shares<Traits>& shares,
@@ -1462,10 +1491,10 @@ __device__ __forceinline__ void produce_keys(const Parameters& p, const DecodeSt
             const SharedAddress full = smem.pipeline.full(state.stage);
 #pragma unroll
             for (int i = 0; i < Traits::kKeyHeads; ++i)
-                smem.key_tile(state.stage, i).load(p.k_map, full, tile * Traits::kBlockKv, head + i, batch);
+                load_evict_first(smem.key_tile(state.stage, i), p.k_map, full, tile * Traits::kBlockKv, head + i, batch);
 #pragma unroll
             for (int i = 0; i < Traits::kKeyHeads; ++i)
-                smem.value_tile(state.stage, i).load(p.v_map, full, tile * Traits::kBlockKv, head + i, batch);
+                load_evict_first(smem.value_tile(state.stage, i), p.v_map, full, tile * Traits::kBlockKv, head + i, batch);
             state.advance();
         }
     }
@@ -1480,7 +1509,7 @@ __device__ __forceinline__ void prefetch_keys(const Parameters& p, const Part<Tr
     constexpr int kBoxes = kSideBySide * (kPanels + Traits::ValueTile::kPanels);
     constexpr int kWarps = (Traits::kConsumers + 1) * 4;
     // More than an SM needs on their way; but what all SMs fetch must stay in the L2 until it is copied.
-    constexpr int kPrefetchedBytes = 98304, kTiles = kPrefetchedBytes / DecodeStorage<Traits>::kStageBytes;
+    constexpr int kPrefetchedBytes = 131072, kTiles = kPrefetchedBytes / DecodeStorage<Traits>::kStageBytes;
     const PackedRows rows = rows_of<Traits>(p, part.head);
     const int begin = part.first_in_head();
     const int boxes = min(part.count(), kTiles > 0 ? kTiles : 1) * kBoxes, warp = warp_index();
