@@ -171,7 +171,8 @@ def attention_with_kvcache(
     cache_leftpad: int32, [batch], on the device: the first key of each sequence that counts, 0 without. Those before it are not looked at.
     rotary_cos, rotary_sin: [positions, rotary_dim / 2], q's dtype or fp32, rotary_dim up to head_dim: the first rotary_dim elements of q
        and of new keys are rotated by the angles of their positions. New key i has position cache_seqlens[b] + i, and so has query i where
-       attention is causal or has a window or chunks; else all queries have position cache_seqlens[b].
+       attention is causal or has a window or chunks; else all queries have position cache_seqlens[b]. There is a row for each key that a
+       sequence has room for, used or not, and for each query more than new keys; of a wide block_table pass block_table[:, :pages] alone.
     rotary_interleaved: whether an element is rotated with the next one (GPT-J), or with that half of rotary_dim behind (GPT-NeoX, Llama)
     causal: query i of a sequence sees its keys j <= i + len_kv - len_q, of all that it has then, new ones included (aligned bottom-right)
     scale, window, chunk, softcap, alibi_slopes, sinks, prefix_len: as `flashgen.attention` has them. What modifiers call key 0 is the first

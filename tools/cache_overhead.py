@@ -31,9 +31,9 @@ def kinds(device: str, calls: int) -> Calls:
     k_cache, v_cache = (torch.zeros(PAGES, PAGE, HEADS_KV, HEAD_DIM, device=device, dtype=torch.bfloat16) for _ in "kv")
     dense_k, dense_v = (cache.view(BATCH, -1, HEADS_KV, HEAD_DIM) for cache in (k_cache, v_cache))
     k, v = (torch.zeros(BATCH, 1, HEADS_KV, HEAD_DIM, device=device, dtype=torch.bfloat16) for _ in "kv")
-    cos, sin = (torch.zeros(PAGE * PAGES, HEAD_DIM // 2, device=device) for _ in "cs")
     lengths = torch.full((BATCH,), 1000, device=device, dtype=torch.int32)
     wide = torch.zeros(BATCH, 2 * WIDTH + 2**14, device=device, dtype=torch.int32)  # of which a call has the first columns
+    cos, sin = (torch.zeros(PAGE * wide.shape[1], HEAD_DIM // 2, device=device, dtype=torch.bfloat16) for _ in "cs")
     table = torch.zeros(BATCH, WIDTH, device=device, dtype=torch.int32)
     large = torch.zeros(MOST, WIDTH, device=device, dtype=torch.int32)
     long, queries = (torch.zeros(MOST, device=device, dtype=torch.int32), torch.zeros(MOST, *q.shape[1:], device=device, dtype=q.dtype))

@@ -102,6 +102,7 @@ def check_append(tensors: AppendTensors, rotary_interleaved: bool, by_query: boo
     check_descales(tensors.k_descale, tensors.v_descale, tensors.cache_seqlens, tensors.k_cache)
     if tensors.rotary_cos is not None and tensors.rotary_sin is not None:
         _check_tables(tensors.rotary_cos, tensors.rotary_sin, tensors)
+        _check_positions(tensors, by_query)
     dtype_kv = CacheDtype.E4M3 if tensors.k_cache.dtype == E4M3 else None
     return _problem(tensors.dtype, int(tensors.k_cache.shape[3]), int(tensors.v_cache.shape[3]), dtype_kv)
 
@@ -198,12 +199,27 @@ def _check_tables(cosines: torch.Tensor, sines: torch.Tensor, tensors: AppendTen
     if sines.shape != cosines.shape:
         raise ArgumentError(f"rotary_sin must have rotary_cos's shape {tuple(cosines.shape)}; got {tuple(sines.shape)}")
     positions, pairs = cosines.shape
-    if not positions:
-        raise ArgumentError("rotary_cos must have a row for each position; got none")
     if positions > MOST_KEYS:
         raise ArgumentError(f"rotary_cos must have at most {MOST_KEYS} rows; got {positions}")
     if not 1 <= pairs <= head_dim // 2:
         raise ArgumentError(f"rotary_cos must have from 1 to {head_dim // 2} columns, half of those that are rotated; got {pairs}")
+
+
+def _check_positions(tensors: AppendTensors, by_query: bool) -> None:
+    """The rotary tables have a row for each position that keys and queries may have, which kernels do not ask: they repeat the last row.
+
+    Only the device knows how long sequences are, so all keys count that one has room for. A block_table that is wider than its sequences
+    will ever be, as of a pool that many models share, is cut by whoever knows that: nobody could tell it from one that will be filled.
+    """
+    cosines, table, queries = tensors.rotary_cos, tensors.block_table, tensors.rotated
+    assert cosines is not None
+    room = tensors.k_cache.shape[1] if table is None else table.shape[1] * tensors.k_cache.shape[1]
+    of_queries = 0 if queries is None else queries.shape[1] if by_query else min(1, queries.shape[1])
+    beyond = max(0, of_queries - (0 if tensors.k is None else tensors.k.shape[1]))
+    needed = max(1, room + beyond)
+    if cosines.shape[0] < needed:
+        why = f"as a sequence has room for {room} keys" + (f" and queries may have positions up to {needed - 1}" if beyond else "")
+        raise ArgumentError(f"rotary_cos must have a row for each of {needed} positions, {why}; got {cosines.shape[0]}")
 
 
 @lru_cache(maxsize=2**10)

@@ -164,7 +164,7 @@ def with_new_keys(call: dict[str, Any], seed: int = 0) -> dict[str, Any]:
     """The same with as many new keys as queries, all of them rotated."""
     len_q = call["q"].shape[1]
     k, v = (drawn(BATCH, len_q, HEADS_KV, 128, seed=seed + i) for i in (7, 8))
-    cosines, sines = usual_tables(KEYS + len_q, 128, "cuda")
+    cosines, sines = usual_tables(call["block_table"].shape[1] * PAGE, 128, "cuda")
     call["cache_seqlens"].clamp_(max=KEYS - len_q)
     return {**call, "k": k, "v": v, "rotary_cos": cosines, "rotary_sin": sines, "rotary_interleaved": False}
 

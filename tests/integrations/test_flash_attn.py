@@ -280,7 +280,7 @@ def test_refusals_of_pages_have_their_names() -> None:
         with pytest.raises(ArgumentError, match=f"^{message}"):
             call(**wrong)
     cos = drawn(15, 4)
-    with pytest.raises(ArgumentError, match=r"^rotary_cos must have a row for each of 16 keys that a sequence has room for; got 15"):
+    with pytest.raises(ArgumentError, match=r"^rotary_cos must have a row for each of 17 positions, .* room for 16 keys and .*; got 15"):
         fa.flash_attn_with_kvcache(
             q[None, :1], pages, pages, rotary_cos=cos, rotary_sin=cos, cache_seqlens=3, block_table=torch.zeros(1, 2, dtype=torch.int32)
         )

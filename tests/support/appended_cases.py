@@ -64,8 +64,8 @@ class AppendedCase:
                 for page, row in where:
                     cache[page, row] = torch.nan
         if self.rotary_dim:
-            longest = max(case.lengths) + case.len_q
-            cosines, sines = usual_tables(longest, self.rotary_dim, device)
+            room = case.page_size * (1 if case.table is None else len(case.table[0]))
+            cosines, sines = usual_tables(room + case.len_q, self.rotary_dim, device)
             dtype = torch.float32 if self.fp32 else tensors["q"].dtype
             call |= {"rotary_cos": cosines.to(dtype), "rotary_sin": sines.to(dtype), "rotary_interleaved": self.interleaved}
         return tensors, call

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -72,7 +73,7 @@ def given(kind: Callable[[torch.Tensor], torch.Tensor] = lambda tensor: tensor, 
         .view(a["batch"], a["columns"])
         .int(),
         drawn(a["batch"], a["len_q"], a["heads"], a["d"]),
-        *(drawn(20, a["width"] // 2).to(of_tables) for _ in range(2)),
+        *(drawn(40, a["width"] // 2).to(of_tables) for _ in range(2)),
     )
     without = {name: None for name in AppendTensors._fields if name in changes and changes[name] is None}
     return AppendTensors._make(None if one is None else kind(one) for one in tensors._replace(**without))
@@ -134,15 +135,15 @@ REFUSED: list[tuple[Callable[[Any], Any], str]] = [
         lambda a: a._replace(rotary_sin=a.rotary_sin.float()),
         r"^rotary_sin must have rotary_cos's dtype torch\.bfloat16; got torch\.float32",
     ),
-    (lambda a: a._replace(rotary_sin=a.rotary_sin[:19]), r"^rotary_sin must have rotary_cos's shape \(20, 4\); got \(19, 4\)"),
+    (lambda a: a._replace(rotary_sin=a.rotary_sin[:39]), r"^rotary_sin must have rotary_cos's shape \(40, 4\); got \(39, 4\)"),
     (lambda a: a._replace(rotary_cos=a.rotary_cos[0]), r"^rotary_cos must have 2 dimensions \(positions, rotary_dim / 2\); got 1"),
     (lambda a: a._replace(rotary_cos=a.rotary_cos[:, :2]), r"^rotary_cos must be contiguous; got strides \(4, 1\)"),
     (
         lambda a: a._replace(rotary_cos=a.rotary_cos[:0], rotary_sin=a.rotary_sin[:0]),
-        r"^rotary_cos must have a row for each position; got none",
+        r"^rotary_cos must have a row for each of 24 positions, as a sequence has room for 24 keys; got 0",
     ),
     (
-        lambda a: a._replace(rotary_cos=torch.zeros(20, 9).to(a.q), rotary_sin=torch.zeros(20, 9).to(a.q)),
+        lambda a: a._replace(rotary_cos=torch.zeros(40, 9).to(a.q), rotary_sin=torch.zeros(40, 9).to(a.q)),
         r"^rotary_cos must have from 1 to 8 columns, half of those that are rotated; got 9",
     ),
     (lambda a: a._replace(k=a.k.clone().requires_grad_()), r"^k must not require grad, as it has no gradient here"),
@@ -182,9 +183,32 @@ def test_memory_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     shifted = torch.zeros(2 * 5 * 2 * 16 + 8).bfloat16()[1:-7].view(2, 5, 2, 16)
     with pytest.raises(ArgumentError, match=r"^k must begin at an address that is a multiple of 16 bytes; got one 2 past it"):
         append_to_cache(*given()._replace(k=shifted), **FLAGS)
-    tables = [torch.zeros(20 * 8 + 8).bfloat16()[1:-7].view(20, 8) for _ in range(2)]
+    tables = [torch.zeros(40 * 8 + 8).bfloat16()[1:-7].view(40, 8) for _ in range(2)]
     with pytest.raises(ArgumentError, match=r"^rotary_cos must begin at an address"):
         append_to_cache(*given()._replace(rotary_cos=tables[0], rotary_sin=tables[1]), **FLAGS)
+
+
+@pytest.mark.parametrize(
+    ("needed", "by_query", "changes", "keys"),
+    [
+        (24, True, {}, "24 keys"),
+        (8, True, {"block_table": None}, "8 keys"),
+        (24, True, {"q": None}, "24 keys"),
+        (24, False, {"new": 3}, "24 keys"),
+        (26, True, {"new": 3}, "24 keys and queries may have positions up to 25"),
+        (29, True, {"k": None, "v": None}, "24 keys and queries may have positions up to 28"),
+        (25, False, {"k": None, "v": None}, "24 keys and queries may have positions up to 24"),
+        (1, True, {"columns": 0}, "0 keys"),
+    ],
+)
+def test_rotary_tables_have_a_row_for_each_position(needed: int, by_query: bool, changes: dict[str, Any], keys: str) -> None:
+    """Whatever lengths say: a sequence may become as long as there is room."""
+    tensors = given(**changes)
+    for rows in (needed, needed - 1):
+        of_rows = tensors._replace(rotary_cos=tensors.rotary_cos[:rows], rotary_sin=tensors.rotary_sin[:rows])
+        message = f"^rotary_cos must have a row for each of {needed} positions, as a sequence has room for {keys}; got {needed - 1}$"
+        with nullcontext() if rows == needed else pytest.raises(ArgumentError, match=message):
+            check_append(of_rows, rotary_interleaved=False, by_query=by_query)
 
 
 @pytest.fixture
@@ -360,7 +384,7 @@ DIFFERENT: dict[str, dict[str, Any]] = {
     "heads": {"heads": 6},
     "heads of keys": {"heads_kv": 4},
     "pages": {"pages": 8},
-    "keys of a page": {"page": 16},
+    "keys of a page": {"page": 12},
     "columns that are rotated": {"width": 4},
     "the tables' type": {"tables": torch.float32},
     "the element type": {"dtype": torch.float16, "tables": torch.float16},

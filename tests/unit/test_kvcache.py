@@ -167,6 +167,10 @@ REFUSED: list[tuple[Callable[[dict[str, Any]], Any], str]] = [
     (lambda a: a.update(rotary_cos=added()["rotary_cos"]), r"^rotary_sin must be given where rotary_cos is; got None"),
     (lambda a: a.update(added(), rotary_sin=None), r"^rotary_sin must be given where rotary_cos is; got None"),
     (lambda a: a.update(added(), rotary_sin=added()["rotary_sin"][:, :2]), r"^rotary_sin must "),
+    (
+        lambda a: a.update(added(), **{name: added()[name][:23] for name in ("rotary_cos", "rotary_sin")}),
+        r"^rotary_cos must have a row for each of 24 positions, as a sequence has room for 24 keys; got 23",
+    ),
     (lambda a: None, r"^q must be on a CUDA device; got cpu\. FLASHGEN_CPU=1 "),
     *(
         (lambda a, name=name: a.update({name: True}), rf"^{name} must be left out of flashgen\.attention_with_kvcache: ")

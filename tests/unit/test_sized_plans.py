@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -517,3 +518,14 @@ def test_rotary_tables_without_dimensions_are_refused_by_name() -> None:
     tensors = AppendTensors(caches[0], caches[1], None, None, ints(8), ints(8, 9), tensor(8, 1, 8, 64), cos, cos)
     with pytest.raises(ArgumentError, match=r"^rotary_cos must have 2 dimensions"):
         append.append_plan_for(tensors, True, True)
+
+
+@pytest.mark.usefixtures("log")
+def test_rotary_tables_are_too_short_for_a_wider_table_of_pages() -> None:
+    """Whatever was learned from narrower ones."""
+    cache, new, cos = tensor(2000, 16, 2, 64), tensor(8, 1, 2, 64), tensor(512, 16, dtype=torch.float32)
+    for width in range(9, 34):
+        tensors = AppendTensors(cache, cache, new, new, ints(8), ints(8, width), tensor(8, 1, 8, 64), cos, cos)
+        message = r"^rotary_cos must have a row for each of 528 positions"
+        with nullcontext() if width < 33 else pytest.raises(ArgumentError, match=message):
+            append.append_plan_for(tensors, True, True)

@@ -89,19 +89,6 @@ def require_head_dim(name: str, tensor: Any, of: str, other: Any) -> None:
         raise ArgumentError(f"{name} must have {of}'s head_dim {other.shape[-1]}; got {tensor.shape[-1]}")
 
 
-def require_positions(rotary_cos: Any, k_cache: Any, block_table: Any) -> None:
-    """Raises ArgumentError unless the table has all positions that a cache has room for: kernels would repeat the last.
-
-    FlashAttention wants as many. What is no table is left to the call, which names it.
-    """
-    try:
-        keys, rows = k_cache.shape[1] if block_table is None else k_cache.shape[1] * block_table.shape[1], rotary_cos.shape[0]
-    except (AttributeError, IndexError):
-        return
-    if rows < keys:
-        raise ArgumentError(f"rotary_cos must have a row for each of {keys} keys that a sequence has room for; got {rows}")
-
-
 def refuse(function: str, reasons: dict[str, str], **given: Any) -> None:
     """Raises ArgumentError for the first argument that is given, with the reason. None, False and 0 count as not given."""
     for name, value in given.items():

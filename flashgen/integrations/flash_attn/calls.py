@@ -15,7 +15,7 @@ from ...api import attention
 from ...kvcache import attention_with_kvcache
 from ...varlen import attention_varlen
 from ..signed_probabilities import signed_probabilities, signed_probabilities_of_sequences
-from .arguments import fits, fitted, length_of, raise_as_theirs, require_head_dim, require_packed, require_positions, softcap_of
+from .arguments import fits, fitted, length_of, raise_as_theirs, require_head_dim, require_packed, softcap_of
 from .inference import inference
 
 
@@ -107,8 +107,6 @@ def cached_call(
     Of tensors that require grad a gradient may not be asked: autograd then raises NoDerivativeError.
     """
     try:
-        if options.get("rotary_cos") is not None:
-            require_positions(options["rotary_cos"], k_cache, options["block_table"])
         if fits(q, k_cache, v_cache) and (k is None or k.stride(-1) == 1) and (v is None or v.stride(-1) == 1):
             if not torch.is_grad_enabled():
                 return attention_with_kvcache(q, k_cache, v_cache, k, v, scale=softmax_scale, return_lse=with_lse, **options)
