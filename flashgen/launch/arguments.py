@@ -101,10 +101,10 @@ def check_call(
     return problem
 
 
-def check_traced(*arguments: Any) -> None:
+def check_traced(*arguments: Any) -> Problem:
     """As `check_call`, for calls that PyTorch may be tracing: raises TracedArgumentError."""
     try:
-        check_call(*arguments)
+        return check_call(*arguments)
     except ArgumentError as error:
         raise TracedArgumentError(str(error)) from error
 
