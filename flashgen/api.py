@@ -16,9 +16,11 @@ from flashgen.codegen.typed import require_type
 from .launch.arguments import LAYOUTS, check_types, require_together
 from .launch.asked import asked
 from .launch.autocast import cast_by_autocast
+from .launch.call_of import call_of
 from .launch.gpu import CaptureError
 from .launch.keywords import complete, modified_of_call, seed_of
 from .launch.made_block_masks import BlockMask
+from .launch.padding_mask import require_padding_mask
 from .numerics.modifiers.dropout import dropout_mask
 from .operators.autograd import differentiable_attention, is_differentiated
 from .operators.plans import nobody_listens, run_at_hand
@@ -229,7 +231,9 @@ def attention(
         or isinstance(causal, str)
     ):
         has_functions = score_mod is not None or mask_mod is not None or block_mask is not None
-        sizes = _sizes(q, k, layout) if has_functions or document_ids is not None or isinstance(causal, str) else None
+        has_padding = key_padding_mask is not None and is_dynamo_compiling()  # what operators raise there reaches no `except`
+        of_sizes = has_functions or has_padding or document_ids is not None or isinstance(causal, str)
+        call = call_of(q, k, layout, scale) if of_sizes else None
         causal, modified, known = modified_of_call(
             causal,
             window,
@@ -246,22 +250,22 @@ def attention(
             score_mod,
             mask_mod,
             block_mask,
-            top_left=0 if sizes is None else sizes[2] - sizes[3],
+            top_left=0 if call is None else call[0][2] - call[0][3],
             q=q,
-            call=None if sizes is None else (sizes, q, scale),
+            call=call,
             seed_waits=not return_dropout_mask,
         )
-    if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
-        if modified and known is not None:
-            modifiers, tensors = known, tuple(modified[3])
-        else:
-            modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())
-        run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic, modifiers, tensors)
-        if run is not None:
-            both = run(q, k, v, return_lse, *tensors)
-            only = both if return_lse else both[0]
-            return _beside_mask(only, q, k, layout, dropout_p, modified) if return_dropout_mask else only  # type: ignore[return-value]  # lse is there if it is wanted
     try:
+        if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
+            if modified and known is not None:
+                modifiers, tensors = known, tuple(modified[3])
+            else:
+                modifiers, tensors = asked(*modified) if modified else (NO_MODIFIERS, ())
+            run = run_at_hand(q, k, v, causal, scale, layout, return_lse, deterministic, modifiers, tensors)
+            if run is not None:
+                both = run(q, k, v, return_lse, *tensors)
+                only = both if return_lse else both[0]
+                return _beside_mask(only, q, k, layout, dropout_p, modified) if return_dropout_mask else only  # type: ignore[return-value]  # lse is there if it is wanted
         q, k, v = cast_by_autocast(q, k, v)
         check_types(q, k, v, causal, scale, layout, return_lse, deterministic)
         if modified and known is not None:
@@ -273,6 +277,8 @@ def attention(
             found = (attention_forward if return_lse else attention_output)(q, k, v, causal, scale, layout, *modified)
     except Exception as error:
         if not is_compiling():
+            if key_padding_mask is not None and str(error).startswith("mask "):
+                require_padding_mask(key_padding_mask, call_of(q, k, layout, scale))
             require_together(q, k, v, error, in_mode=not nobody_listens())
         raise
     wanted = found[0] if differentiated and not return_lse else found
@@ -286,12 +292,3 @@ def _beside_mask(
     row, head, *_ = LAYOUTS[layout]
     mask = dropout_mask(seed_of(*modified), dropout_p, q.shape[0], q.shape[head], q.shape[row], k.shape[row], q.device)
     return (*(found if isinstance(found, tuple) else (found,)), mask)
-
-
-def _sizes(q: torch.Tensor, k: torch.Tensor, layout: str) -> tuple[int, int, int, int] | None:
-    """batch, heads_q, len_q, len_kv; None for tensors that `check_types` will speak of."""
-    try:
-        (row, head), of_q = LAYOUTS[layout], q.shape
-        return of_q[0], of_q[head], of_q[row], k.shape[row]
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError):
-        return None

@@ -63,8 +63,8 @@ def modified_of_call(
 
     Where OF_KEYS or UNDRAWN is among the names of that, operators are told what `complete` makes of it.
     top_left: see `Seen.of`, None where only the device knows lengths: then functions have no window and no ALiBi; q: on whose device
-    a seed is drawn, by PyTorch's generator; call: what functions are for; seed_waits: whether the seed may be drawn later, where nobody
-    keeps it. Raises ArgumentError.
+    a seed is drawn, by PyTorch's generator; call: what functions are for, and a key_padding_mask, if it is to be checked by its name;
+    seed_waits: whether the seed may be drawn later, where nobody keeps it. Raises ArgumentError.
     """
     traced, known, is_alone = None, None, False
     if block_mask is not None:
@@ -109,7 +109,7 @@ def modified_of_call(
         names.append("bias_fp32" if _tensor("bias", bias).dtype == torch.float32 else "bias")
         tensors.append(bias)
     if key_padding_mask is not None:
-        require_padding_mask(_tensor("key_padding_mask", key_padding_mask))
+        require_padding_mask(_tensor("key_padding_mask", key_padding_mask), call)
         if mask is None and traced is None and may_wait(key_padding_mask):
             names.append(OF_KEYS)
             tensors.append(key_padding_mask)

@@ -40,6 +40,9 @@ def cut_short(*sizes: int) -> torch.Tensor:
     return tensor
 
 
+OF_KEYS = r"key_padding_mask must have the shape \(batch, len_kv\) = \(1, 16\), or one that broadcasts to it"
+
+
 def exact(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -287,6 +290,21 @@ def test_padding_is_the_same_without_gradients_and_for_who_traces() -> None:
         assert not torch.equal(traced(q, ~valid), wanted)
 
 
+@pytest.mark.slow
+def test_padding_has_its_name_for_who_traces() -> None:
+    q, valid = stacked(1, 16, 2, 16), stacked(1, 9) > 0
+
+    def call(q: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = flashgen.attention(q, q, q, key_padding_mask=valid)
+        return out
+
+    of_one = lambda q: call(q, valid)  # noqa: E731
+    for how in (torch.compile(call, backend="aot_eager"), make_fx(call), lambda q, _: torch.vmap(of_one)(q[None])):
+        for context in (torch.no_grad(), torch.enable_grad()):
+            with context, pytest.raises(ArgumentError, match=OF_KEYS):
+                how(q, valid)
+
+
 def test_vmap_takes_no_tensor_of_another_batch() -> None:
     """The mapped dimension joins the batch, so that kernels would take a tensor of both for one of the entries that are mapped."""
     q = stacked(3, 1, 16, 2, 16)
@@ -443,6 +461,12 @@ def test_operators_want_all_values_of_modifiers() -> None:
             {"mask": stacked(16, 16) > 0, "key_padding_mask": stacked(1, 9) > 0},
             r"key_padding_mask must have the shape \(batch, len_kv\), as mask; got \(1, 9\) beside a mask of \(16, 16\)",
         ),
+        ({"key_padding_mask": stacked(1, 9) > 0}, OF_KEYS + r"; got \(1, 9\)"),
+        ({"key_padding_mask": stacked(2, 16) > 0, "bias": stacked(16)}, OF_KEYS + r"; got \(2, 16\)"),
+        ({"key_padding_mask": stacked(2, 16) > 0, "mask": stacked(16, 1) > 0}, OF_KEYS + r"; got \(2, 16\)"),
+        ({"key_padding_mask": stacked(1, 9) > 0, "mask_mod": lambda b, h, q, k: q >= k}, OF_KEYS + r"; got \(1, 9\)"),
+        ({"key_padding_mask": stacked(1, 16) > 0, "mask": stacked(2, 1, 1, 16) > 0}, r"mask must have the shape .*; got \(2, 1, 1, 16\)"),
+        ({"key_padding_mask": (stacked(1, 16) > 0).to("meta")}, "key_padding_mask must be on q's device cpu; got meta"),
         ({"dropout_p": False}, "dropout_p must be a number from 0 to 1; got False"),
         ({"sinks": [1.0, 2.0]}, "sinks must be of type Tensor; got"),
         ({"sinks": slopes(3)}, r"sinks must have the shape \(heads_q\) = \(2,\), or one that .*; got \(3,\)"),
@@ -455,3 +479,6 @@ def test_bad_values_are_named(options: dict[str, Any], message: str) -> None:
     q = stacked(1, 16, 2, 16)
     with pytest.raises(ArgumentError, match=f"^{message}"):
         flashgen.attention(q, q, q, **options)
+    if "must not require grad" not in message:
+        with torch.no_grad(), pytest.raises(ArgumentError, match=f"^{message}"):
+            flashgen.attention(q, q, q, **options)

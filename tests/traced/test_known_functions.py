@@ -178,7 +178,7 @@ def test_it_is_no_more_than_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_beside_functions_counts(found: list[int]) -> None:
     """Each call is told as one of a thread that has called nothing before."""
     table, sinks, documents = torch.rand(4, 32), torch.rand(4), torch.zeros(2, 16, dtype=torch.int32)
-    prefix, padding = torch.ones(2, dtype=torch.int32), torch.ones(2, 16, dtype=torch.bool)
+    prefix, padding = torch.ones(2, dtype=torch.int32), torch.ones(2, 17, dtype=torch.bool)
     bias, cap = torch.rand(16, 16), 30.0
     functions: tuple[tuple[Mod | None, Mod | None], ...] = (
         (lambda s, b, h, q, k: s * 0.5 + table[h, q - k + 16], None),

@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from flashgen.api import attention
+from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.modifier import Given, given_modifiers
+from flashgen.launch.arguments import check_call
 from flashgen.launch.asked import MASK_NAME, OF_KEYS, asked, with_made_axes
 from flashgen.launch.keywords import modified_of_call
 from flashgen.launch.private_names import knows_tensors
@@ -91,6 +93,17 @@ def test_a_plan_is_made_of_the_mask_with_its_axes_and_runs_without(runs: list[tu
     assert mask.shape == (BATCH, 1, 1, LEN_KV)
     assert [what[0] for what in others] == ["runs"] * 3
     assert all(what[1] is PADDING for what in others)
+
+
+@torch.no_grad()
+def test_a_plan_that_refuses_its_axes_is_told_of_by_the_name_of_the_mask(
+    runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plans, "Plan", check_call)
+    with pytest.raises(ArgumentError, match=rf"^key_padding_mask must have the shape .* = \({BATCH}, {LEN_KV}\), .*; got \({BATCH}, 3\)$"):
+        attention(Q, K, V, key_padding_mask=PADDING[:, :3])
+    with pytest.raises(ArgumentError, match=r"^mask must have the shape "):
+        attention(Q, K, V, mask=PADDING[:, :3], key_padding_mask=PADDING[:, :1])
 
 
 @torch.no_grad()

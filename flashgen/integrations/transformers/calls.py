@@ -27,7 +27,8 @@ _REFUSED = {
 }
 _NAMES = {
     **{"q": "query", "k": "key", "v": "value", "k_cache": "key", "v_cache": "value", "scale": "scaling", "dropout_p": "dropout"},
-    **{"sinks": "s_aux", "mask": "attention_mask", "block_mask": "attention_mask", "window": "sliding_window"},
+    **{"sinks": "s_aux", "mask": "attention_mask", "key_padding_mask": "attention_mask", "block_mask": "attention_mask"},
+    **{"window": "sliding_window"},
     **{"cu_seqlens_q": "cu_seq_lens_q", "cu_seqlens_kv": "cu_seq_lens_k", "max_seqlen_q": "max_length_q", "max_seqlen_kv": "max_length_k"},
 }
 _PACKED = {"cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"}
