@@ -181,8 +181,7 @@ def attention_with_kvcache(
        sequence sees its key j where element (i, j) is True, of those that all other masks let it see. Any strides.
     tree_mask: bool, of a shape that broadcasts to [batch, heads_q, len_q, len_q]: a mask of the last len_q keys alone, as of guessed tokens
        in a tree: query i sees key len_kv - len_q + j of its sequence where element (i, j) is True, and all keys before those. It is
-       aligned to the end of each sequence, as a mask is to its beginning: hence two keywords, as shapes could not tell them apart. Tokens
-       of a tree have positions of their own: rotate them before the call.
+       aligned to the end of each sequence, as a mask is to its beginning. Tokens of a tree have positions of their own: rotate them before.
     bias: q's dtype or fp32, of a mask's shapes: added to scaled scores, as `flashgen.attention` has it
     score_mod, mask_mod: functions (score, batch, head, query, key) and (batch, head, query, key) as `flashgen.attention` has them: batch is
        the number of the sequence, and query and key are counted from 0 in it. A tensor of lengths that they capture says where queries are.
@@ -198,9 +197,10 @@ def attention_with_kvcache(
     [batch, heads_q, len_q]. A query that sees no key has out 0 and an lse of -inf.
 
     For inference: tensors that require grad are refused while gradients are enabled. Nobody waits for the device, and a CUDA graph may be
-    replayed with other lengths, tables and keys. Lengths that are below 0 or beyond the cache count as the nearest that is not, and entries
-    of a table likewise: nothing outside of the tensors is read or written. With FLASHGEN_CHECK_SEQUENCES=1 in the environment when flashgen
-    is imported, each call waits for the device and raises ArgumentError for the first that is wrong. Raises as `flashgen.attention` does.
+    replayed with other lengths, tables and keys. Lengths in tensors that are below 0 or beyond the cache count as the nearest that is not,
+    entries of a table likewise, and ints that a compiled graph first learns in a run, as by .item(): nothing outside of the tensors is read
+    or written. With FLASHGEN_CHECK_SEQUENCES=1 in the environment when flashgen is imported, each call waits for the device and raises
+    ArgumentError for the first that is wrong. Raises as `flashgen.attention` does.
     """
     if others:
         refuse_keywords("attention_with_kvcache", _REFUSED, others)

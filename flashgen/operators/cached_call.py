@@ -33,12 +33,26 @@ def lengths_in_memory(q: Any, k_cache: Any, block_table: Any, length: Any, k: An
     in_pages = isinstance(block_table, torch.Tensor) and block_table.ndim == 2
     keys = require_countable(block_table.shape[1] if in_pages else 1, k_cache.shape[1])
     wanted: Any = keys if length is None else length
-    if not is_dynamo_compiling():
-        if type(length) is int:
-            check_length(length, keys, k.shape[1] if isinstance(k, torch.Tensor) and k.ndim == 4 else 0)
-        if type(q) is torch.Tensor and nobody_listens():
-            return filled_lengths(q, wanted)
+    if length is not None:
+        added = k.shape[1] if isinstance(k, torch.Tensor) and k.ndim == 4 else 0
+        if isinstance(length, int) and not is_dynamo_compiling():
+            check_length(length, keys, added)
+        else:
+            _check_traced_length(length, keys, added)
+    if not is_dynamo_compiling() and type(q) is torch.Tensor and nobody_listens():
+        return filled_lengths(q, wanted)
     return q.new_full((q.shape[0],), wanted, dtype=torch.int32)
+
+
+def _check_traced_length(length: Any, keys: Any, added: Any) -> None:
+    """As `check_length`, where a tracer's symbols may stand for these: it asks about each that is known before a run.
+
+    torch.compile then leaves the call to Python, which says what was given.
+    """
+    from torch.fx.experimental.symbolic_shapes import guard_or_false  # where nobody traces it need not be loaded
+
+    if guard_or_false(length < 0) or guard_or_false(length > keys - added):
+        raise ArgumentError("cache_seqlens must be an integer from 0 to the keys that a sequence has room for beside those that are added")
 
 
 def call_on_cache(q: Any, k_cache: Any, block_table: Any, scale: Any) -> CallOf | None:

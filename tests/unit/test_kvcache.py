@@ -437,6 +437,39 @@ def test_a_compiled_call_takes_a_length() -> None:
     for length in (None, 3, 7, 9):
         given = {**tensors(), "cache_seqlens": length}
         assert call(**given).equal(flashgen.attention_with_kvcache(**given))
+    with pytest.raises(Exception, match="cache_seqlens must be an integer from 0 to the keys that a sequence has room for"):
+        call(**{**tensors(), "cache_seqlens": 25})
+
+
+@pytest.mark.usefixtures("on_cpu")
+@pytest.mark.parametrize("lengths", [(25,), (-1,), (3, 4, 25), (3, 4, -1)], ids=str)
+def test_compiled_calls_refuse_a_length_that_is_out_of_range(lengths: tuple[int, ...]) -> None:
+    """Also where torch.compile has made a symbol of it."""
+    torch.compiler.reset()
+    *right, wrong = lengths
+    call = torch.compile(flashgen.attention_with_kvcache, backend="aot_eager")
+    assert all(call(**{**tensors(), "cache_seqlens": length}).shape == (3, 2, 4, 24) for length in right)
+    with pytest.raises(ArgumentError, match=rf"^cache_seqlens must be an integer from 0 to 24; got {wrong}$"):
+        call(**{**tensors(), "cache_seqlens": wrong})
+    given = {**tensors(), "k": added()["k"], "v": added()["v"]}
+    with pytest.raises(ArgumentError, match=r"^cache_seqlens must be an integer from 0 to 22; got 23$"):
+        call(**{**given, "cache_seqlens": 23})
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_a_compiled_call_takes_a_length_that_only_a_run_knows() -> None:
+    """It counts as the nearest one that is possible, as those of a tensor do."""
+    torch.compiler.reset()
+    given = tensors()
+
+    def of_longest(lengths: torch.Tensor) -> Any:
+        return flashgen.attention_with_kvcache(**{**given, "cache_seqlens": lengths.max().item()})
+
+    call = torch.compile(of_longest, fullgraph=True, backend="aot_eager")
+    for longest, wanted in ((7, 7), (99, 24)):
+        with torch._dynamo.config.patch(capture_scalar_outputs=True):
+            found = call(ints(3, longest))
+        assert found.equal(flashgen.attention_with_kvcache(**{**given, "cache_seqlens": wanted}))
 
 
 @pytest.mark.parametrize("index", [0, 22])
