@@ -22,6 +22,7 @@ from flashgen.codegen.typed import require_type
 
 from ..api import attention
 from ..launch.made_block_masks import BlockMask as MadeBlockMask
+from .probability import probability
 from .renaming import by_other_names
 
 __all__ = ["NAME", "AttnProcessor", "attention_of_backend", "register", "unregister"]
@@ -75,7 +76,8 @@ def attention_of_backend(
         options = _masked(attn_mask, query, key.shape[1])
     causal = is_causal if query.shape[1] == key.shape[1] or not is_causal else "top_left"
     try:
-        return _attention(query, key, value, causal=causal, scale=scale, dropout_p=dropout_p, return_lse=return_lse, **options)
+        options["dropout_p"] = probability(dropout_p)
+        return _attention(query, key, value, causal=causal, scale=scale, return_lse=return_lse, **options)
     except ArgumentError as error:
         raise by_other_names(error, _NAMES) from error
 

@@ -18,6 +18,7 @@ from xformers.ops import fmha
 from flashgen.codegen.errors import ArgumentError, shown
 from flashgen.codegen.typed import require_type
 
+from .probability import probability
 from .renaming import by_other_names
 from .xformers_biases import Asked, route_of
 
@@ -124,6 +125,7 @@ def _call(
     if output_dtype is not None and output_dtype != query.dtype:
         raise ArgumentError(f"output_dtype must be None or query's dtype {query.dtype}; got {shown(output_dtype)}")
     if type(p) is not float:
+        p = probability(p)
         require_type("p", p, float)
     q, k, v = _by_heads(query, key, value)
     route, options = route_of(attn_bias, query, q, k)

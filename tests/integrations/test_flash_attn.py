@@ -129,6 +129,9 @@ def test_options_go_where_they_belong(module: Any, monkeypatch: pytest.MonkeyPat
         module.flash_attn_func(q, q, q, 0.25, alibi_slopes=slopes)
         assert calls[2]["dropout_p"] == 0.25
         assert calls[2]["alibi_slopes"] is slopes
+        module.flash_attn_func(q, q, q, False)
+        assert calls[3]["dropout_p"] == 0.0
+        assert type(calls[3]["dropout_p"]) is float
     else:
         module.flash_attn_func(q, q, q, attention_chunk=4, num_splits=3, pack_gqa=True)
         assert calls[2]["chunk"] == 4

@@ -13,12 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
 from torch import Tensor
 from transformers.cache_utils import DynamicCache, StaticCache
-from transformers.masking_utils import blockwise_overlay, causal_mask_function, create_chunked_causal_mask, or_masks
+from transformers.masking_utils import (
+    blockwise_overlay,
+    causal_mask_function,
+    create_chunked_causal_mask,
+    or_masks,
+    sliding_window_bidirectional_mask_function,
+    sliding_window_causal_mask_function,
+)
 
 import flashgen
 from flashgen.codegen.errors import ArgumentError
@@ -401,6 +409,8 @@ def test_refusals() -> None:
     refused("^attention_mask must be a tensor", mask=torch.ones(2, 3, dtype=torch.bool))
     refused("^attention_mask must be a tensor .* got str", mask="causal")
     refused("^cu_seq_lens_q must come without an attention_mask", mask=torch.ones(2, 1, 3, 3, dtype=torch.bool), **ends)
+    refused("^sliding_window must be a whole number of keys, of type int, or None for no window; got 5.5$", sliding_window=5.5)
+    refused("^sliding_window must be a whole number .*; got '5'$", sliding_window="5", is_causal=False)
     refused("^dropout must be 0", mask=PreparedMask((2, 1, 3, 3), causal=True, cached=True), dropout=0.5)
     assert report().refused["output_attentions"] == 1
     assert not report().run
@@ -442,6 +452,15 @@ def test_a_layer_without_a_mask() -> None:
     assert_same(out, wanted)
     out, _ = calls.flashgen_attention(module, q, k, k, None, sliding_window=3)
     assert_same(out, torch.nn.functional.scaled_dot_product_attention(q, k[:, :, -3:], k[:, :, -3:]).transpose(1, 2))
+
+
+def test_windows_are_whole_numbers_of_keys() -> None:
+    """transformers would make a mask of half a key; what Python takes for an index is one here, too."""
+    for function, ends in ((sliding_window_causal_mask_function, (4, None)), (sliding_window_bidirectional_mask_function, (5, 5))):
+        assert flashgen_mask(1, 3, 3, mask_function=function(np.int64(5))).window == ends
+        with pytest.raises(ArgumentError, match=r"^sliding_window must be a whole number of keys, .*; got 5\.5$"):
+            flashgen_mask(1, 3, 3, mask_function=function(5.5))
+        assert report(reset=True).refused == {"sliding_window": 1}
 
 
 def test_float32_needs_autocast(monkeypatch: pytest.MonkeyPatch) -> None:

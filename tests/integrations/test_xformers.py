@@ -269,6 +269,13 @@ def test_gradients_of_expanded_heads_reach_what_was_expanded() -> None:
         torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
 
 
+def test_false_is_no_dropout() -> None:
+    q, k, v = (tensor.transpose(1, 2) for tensor in tensors())
+    wanted = xformers.memory_efficient_attention(q, k, v)
+    assert torch.equal(xformers.memory_efficient_attention(q, k, v, p=False), wanted)
+    assert torch.equal(xformers.memory_efficient_attention_forward_requires_grad(q, k, v, p=False)[0], wanted)
+
+
 @pytest.mark.slow
 def test_dropout_drops_and_repeats() -> None:
     q, k, v = (tensor.transpose(1, 2) for tensor in tensors(48, 48))

@@ -14,6 +14,7 @@ from flashgen.codegen.seen import Ends
 from ...api import attention
 from ...kvcache import attention_with_kvcache
 from ...varlen import attention_varlen
+from ..probability import probability
 from ..signed_probabilities import signed_probabilities, signed_probabilities_of_sequences
 from .arguments import fits, fitted, length_of, raise_as_theirs, require_head_dim, require_packed, softcap_of
 from .inference import inference
@@ -71,7 +72,7 @@ def uncached_call(
             softcap=cap,
             alibi_slopes=alibi_slopes,
             sinks=sinks,
-            dropout_p=dropout_p,
+            dropout_p=probability(dropout_p),
             **options,
         )
     except Exception as error:

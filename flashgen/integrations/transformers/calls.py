@@ -13,6 +13,7 @@ from flashgen.codegen.errors import ArgumentError, shown
 
 from ..renaming import by_other_names
 from . import counts
+from .mask_functions import window_length
 from .prepared import PreparedMask
 
 # What layers pass on of what a model was called with, and what says nothing about attention itself.
@@ -210,8 +211,10 @@ def _of_layer(
     if has_own:
         return PreparedMask(shape)
     causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
-    window = None if sliding_window is None else (sliding_window - 1, None if causal else sliding_window - 1)
-    return PreparedMask(shape, causal=causal, window=window)
+    if sliding_window is None:
+        return PreparedMask(shape, causal=causal)
+    before = (sliding_window if type(sliding_window) is int else window_length(sliding_window)) - 1
+    return PreparedMask(shape, causal=causal, window=(before, None if causal else before))
 
 
 def _own_mask(attention_mask: Any, position_bias: torch.Tensor | None, packed: dict[str, Any] | None) -> dict[str, Any]:

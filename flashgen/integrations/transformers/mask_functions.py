@@ -6,12 +6,15 @@ read from their closures, and nothing is called. Functions of others, and all th
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
+
+from flashgen.codegen.errors import ArgumentError, shown
 
 MaskFunction = Callable[..., Any]
 """Of batch, head, query and key, each an index or a tensor of them: whether the query sees the key."""
@@ -36,8 +39,17 @@ class MaskParts:
         return self.causal or self.window is not None or self.chunk is not None
 
 
+def window_length(sliding_window: Any) -> int:
+    """Keys of a window. Raises ArgumentError for what is no int: a mask could be made of it, but is never meant."""
+    try:
+        return operator.index(sliding_window)
+    except TypeError:
+        wanted = "a whole number of keys, of type int, or None for no window"
+        raise ArgumentError(f"sliding_window must be {wanted}; got {shown(sliding_window)}") from None
+
+
 def mask_parts(mask_function: MaskFunction | None) -> MaskParts:
-    """The parts of a mask function of transformers; None is a causal mask."""
+    """The parts of a mask function of transformers; None is a causal mask. Raises ArgumentError."""
     parts = MaskParts()
     if mask_function is None:
         parts.causal = True
@@ -60,9 +72,9 @@ def _add(parts: MaskParts, function: MaskFunction) -> None:
         for each in _captured(function, "mask_functions"):
             _add(parts, each)
     elif name == "sliding_window_overlay.<locals>.inner_mask" and parts.window is None:
-        parts.window = (_captured(function, "sliding_window") - 1, None)
+        parts.window = (window_length(_captured(function, "sliding_window")) - 1, None)
     elif name == "sliding_window_bidirectional_overlay.<locals>.inner_mask" and parts.window is None:
-        parts.window = (_captured(function, "sliding_window"),) * 2
+        parts.window = (window_length(_captured(function, "sliding_window")),) * 2
     elif name == "chunked_overlay.<locals>.inner_mask" and parts.chunk is None:
         parts.chunk, parts.first_tokens = _captured(function, "chunk_size"), _captured(function, "left_padding")
     elif name == "packed_sequence_mask_function.<locals>.inner_mask" and parts.sequence_ids is None:

@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.compiler import is_compiling
 
+from flashgen.codegen.errors import ArgumentError
+
 from . import counts
 from .mask_functions import MaskFunction, MaskParts, mask_parts
 from .prepared import PreparedMask
@@ -47,7 +49,11 @@ def flashgen_mask(
             f"attn_implementation must be 'sdpa' or 'eager' for {others['config'].model_type}, whose layers drop masks that are no "
             "tensors: else call the model with an attention_mask of four dimensions"
         )
-    parts = mask_parts(mask_function)
+    try:
+        parts = mask_parts(mask_function)
+    except ArgumentError as error:
+        counts.count_refusal(error)
+        raise
     shape = (batch_size, 1, q_length, kv_length)
     padding = None if attention_mask is None else _of_keys(attention_mask, kv_offset, kv_length)
     is_static = isinstance(q_offset, torch.Tensor)
