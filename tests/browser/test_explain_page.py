@@ -14,10 +14,11 @@ from flashgen.codegen.problem import Mask
 from flashgen.codegen.render import Atoms
 from flashgen.explain.page import page_html
 from flashgen.explain.product import tiled_product
-from flashgen.explain.rows import running_statistics, tile_statistics
+from flashgen.explain.rows import tile_statistics
 from flashgen.explain.run import EXPLAINED, MAX_TILES, SmallProblem, compile_ahead_of, explained_spec, record, texts_of
 from tests.browser.conftest import Watched
 from tests.emulator.test_flash2_forward_faults import FAULTS
+from tests.support.online_softmax import running_statistics
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -22,7 +22,7 @@ from flashgen.codegen.render import Atoms, Source
 from flashgen.explain.events import OperationKind
 from flashgen.explain.page import TITLES, page_html
 from flashgen.explain.product import tiled_product
-from flashgen.explain.rows import running_statistics, tile_statistics
+from flashgen.explain.rows import tile_statistics
 from flashgen.explain.run import (
     BACKWARD,
     EXPLAINED,
@@ -40,6 +40,7 @@ from flashgen.explain.run import (
 from flashgen.explain.steps import ScheduleStep, Tiling, totals
 from tests.emulator import test_flash1_forward_faults, test_flash2_forward_faults
 from tests.support.fault import Fault
+from tests.support.online_softmax import running_statistics
 from tests.support.plan import every_case
 
 H200 = find_device("h200")

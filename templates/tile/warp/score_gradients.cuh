@@ -138,7 +138,7 @@ __device__ __forceinline__ void differentiate_map(float (&dp)[kRowTiles][kTiles]
             for (int e = 0; e < 4; ++e) dp[i][j][e] = (dp[i][j][e] - delta[e % 2]) * score_derivative(s[i][j][e], chain);
     }
 }
-// .. and times P, which has taken the place of the scores.
+// .. and times P, which has taken the place of the scores; where dS of mapped scores is collected first, this times the derivatives.
 template <int kRowTiles, int kTiles>
 __device__ __forceinline__ void multiply(float (&dp)[kRowTiles][kTiles][4], const float (&P)[kRowTiles][kTiles][4]) {
 #pragma unroll
