@@ -10,10 +10,10 @@
 // repeats more blocks, a higher one leaves less room for V.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
-//% if adds
-// What is added to scores may let them rise by hundreds towards one key that has most of a row's weight: then the rounding of its exponent,
-// which grows with its height above the row max, is not cancelled by other keys'. And where an offset is rounded together with the row max,
-// many keys have the same error. So a row max may not become as low.
+//% if adds or at_once
+// The rounding of an exponent grows with its height above the row max. Where scores rise towards the keys that have most of a row's weight,
+// as what is added may let them, and where an offset is rounded together with the row max, it is most of lse's error. So a row max may not
+// become as low; nor may it in a kernel that waits for memory, and has time to look for another one.
 template <>
 __device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p12f; }
 template <>

@@ -6,8 +6,7 @@
 // Split keys (flash decoding): each thread block has an equal share of the key tiles of all heads, 64 keys each,
 // wherever in a head that begins and ends. The block that finishes the last part of a head adds up all of them, from the first to the last.
 // The first warpgroup is the producers': one thread issues the TMA loads of K and V, another one those of Q.
-// Each other one, a consumer, has 64 rows.
-// The other consumer has those of the neighbouring key/value head, whose rows of K and V lie beside this one's and are read with them.
+// The other two are consumers: each has the rows of one of two neighbouring key/value heads, whose K and V are read side by side.
 //
 //   problem  bf16_d64_causal
 //   config   row_groups 1, key_groups 1, block_kv 64, stages 4, heads 2
@@ -1230,10 +1229,13 @@ struct PairStatistics {
 // repeats more blocks, a higher one leaves less room for V.
 template <class Element>
 __device__ __forceinline__ float sum_limit();
+// The rounding of an exponent grows with its height above the row max. Where scores rise towards the keys that have most of a row's weight,
+// as what is added may let them, and where an offset is rounded together with the row max, it is most of lse's error. So a row max may not
+// become as low; nor may it in a kernel that waits for memory, and has time to look for another one.
 template <>
-__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p72f; }
+__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p12f; }
 template <>
-__device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
+__device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p12f; }
 
 // The statistics of a thread's two rows, lane/4 + h*8 of its warp's 16. The quad of lanes that holds a row has the same row max; each lane
 // sums its own columns, and `finish` adds the four sums up.
