@@ -212,6 +212,7 @@ def attention(
         require_type("return_dropout_mask", return_dropout_mask, bool)
     modified: tuple[Any, ...] = ()  # what operators are told of modifiers
     known: Given | None = None
+    is_compiled = is_dynamo_compiling()
     if (  # written out: each call asks
         window is not None
         or chunk is not None
@@ -231,7 +232,7 @@ def attention(
         or isinstance(causal, str)
     ):
         has_functions = score_mod is not None or mask_mod is not None or block_mask is not None
-        has_padding = key_padding_mask is not None and is_dynamo_compiling()  # what operators raise there reaches no `except`
+        has_padding = key_padding_mask is not None and is_compiled  # what operators raise there reaches no `except`
         of_sizes = has_functions or has_padding or document_ids is not None or isinstance(causal, str)
         call = call_of(q, k, layout, scale) if of_sizes else None
         causal, modified, known = modified_of_call(
@@ -256,7 +257,7 @@ def attention(
             seed_waits=not return_dropout_mask,
         )
     try:
-        if not is_dynamo_compiling() and (deterministic is None or isinstance(deterministic, bool)):
+        if not is_compiled and (deterministic is None or isinstance(deterministic, bool)):
             if modified and known is not None:
                 modifiers, tensors = known, tuple(modified[3])
             else:

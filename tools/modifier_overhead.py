@@ -80,7 +80,8 @@ def call_of(tensors: tuple[torch.Tensor, ...], options: Options) -> Callable[[],
     return lambda: attention(q, k, v, **options())
 
 
-_OF_NEW_ADDRESSES = ("TensorMaps.at", "fake_driver.<locals>.<lambda>")  # that encode a tensor map: out's memory may be new in each call
+# that give a launch a tensor map: memory of out, and with it what these do, may be new in each call
+_OF_NEW_ADDRESSES = ("TensorMapField.fill", "TensorMaps.at", "fake_driver.<locals>.<lambda>")
 
 
 def python_calls(call: Callable[[], object]) -> list[str]:
