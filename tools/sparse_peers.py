@@ -12,8 +12,8 @@ FlexAttention's block masks are made beforehand, and flashgen is given the same 
 itself, `mask_mod` with the function that these are made of, whose tiles it finds in each call. A peer whose results differ from flashgen's
 by more than 2 % of their norm gets no time. Milliseconds, medians of 7 rounds; the last column is the best peer's time over flashgen's. Of
 blocks also the share of the time without a mask that they would have if each took as long as there, over flashgen's time, and how long it
-takes to find tiles. Of each kind, how long it takes to make a block mask: FlexAttention's by a compiled function, flashgen's by a call, and
-the kernel of that alone, which is also a share of the time that flashgen's forward pass takes with it.
+takes to find tiles. Of each kind, how long it takes to make a block mask: FlexAttention's by a compiled function (with --alone by a call),
+flashgen's by a call, and the kernel of that alone, which is also a share of the time that flashgen's forward pass takes with it.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"{torch.cuda.get_device_name()}, PyTorch {torch.__version__}, bf16; ms")
     for make in (make for kind in options.kinds for make in KINDS[kind]):
         case = make()
-        mask, built = flex_block_mask(case)
+        mask, built = flex_block_mask(case, not options.alone)
         told = f"{case.name} length {case.length}: a block mask is made in {built:.3f} ms, {mask.sparsity():.1f} % of it empty;"
         print(told, end=" ", flush=True)
         own, called, in_kernel = own_block_mask(case)
@@ -129,10 +129,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                     print(f"    {name}: {why}")
 
 
-def flex_block_mask(case: Case) -> tuple[flex.BlockMask, float]:
-    """FlexAttention's, and the milliseconds that it takes to make one, by a compiled function that has run before."""
+def flex_block_mask(case: Case, compiled: bool) -> tuple[flex.BlockMask, float]:
+    """FlexAttention's, and the milliseconds that it takes to make one, by a function that has run before. compiled: which takes minutes."""
     batch = TOKENS // case.length if case.by_batch else None
-    make = torch.compile(lambda: flex.create_block_mask(case.mask_mod, batch, None, case.length, case.length, device="cuda"), dynamic=False)
+    make = partial(flex.create_block_mask, case.mask_mod, batch, None, case.length, case.length, device="cuda")
+    if compiled:
+        make = torch.compile(make, dynamic=False)
     mask = make()
     return mask, milliseconds(make, CALLS)
 
