@@ -48,7 +48,7 @@ _CONDITIONS = (
     *("links", "maps", "folds", "adds", "changes", "heads", "joins", "drops", "tensors", "collects", "opens", "by_key", "fetches"),
     *("scatters", "traced", "traced_score", "traced_mask", "bends", "traced_slope", "learns", "traced_gradients"),
     *("traced_tiles", "traced_distances", "ahead", "linear", "hides", "overwrites", "packed", "cached", "invariant", "e4m3", "early"),
-    *("at_once", "offsets", "fronts", "looks", "far", "zeroes"),
+    *("at_once", "offsets", "fronts", "looks", "far", "zeroes", "renews"),
 )
 _FETCHING = ("cp_async", "ldmatrix")  # atoms of common/fetched_tensor
 _COLUMNS = 120

@@ -43,7 +43,7 @@ def conditions(
     of which the last says that the exponential adds what links leave to it; fronts: whether tiles may begin before the first key;
     opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; bends: a link bends scores, and their gradients know it; scatters: see
     `Modifier.scattered_by`; looks: see tree_mask.py; zeroes: sums of dQ are zeroed beside other work, where a family says so (its context);
-    all others: see `TracedModifier.conditions`
+    renews: see stale_softmax.cuh, not where scores are `linear`; all others: see `TracedModifier.conditions`
     """
     maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
     found: dict[str, object] = {"maps": maps, "folds": maps and not adds and not at_once, "adds": adds, "changes": maps or adds}
@@ -64,7 +64,8 @@ def conditions(
     if not may_share:
         found["traced_distances"] = ""
     alone = not (maps or found["drops"] or found["scatters"]) and sum(one.adds_to_scores for one in modifiers) == 1
-    return {**found, "ahead": bool(found["ahead"]) and may_share and alone}
+    renews = not (found["folds"] or at_once)
+    return {**found, "ahead": bool(found["ahead"]) and may_share and alone, "renews": renews}
 
 
 def _links(modifiers: Sequence[Modifier]) -> str:

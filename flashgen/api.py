@@ -195,9 +195,9 @@ def attention(
     Under torch.autocast q, k and v are cast to its dtype, as those of PyTorch's attention are, unless all have one dtype of 16 bits.
 
     Every row whose scores, scaled and unscaled, are finite in fp32 is right; beyond that rows are NaN, and a NaN score gives NaN. A row
-    that sees no key, or whose scores are all -inf, gives 0 and an lse of -inf, where plain PyTorch gives NaN. On Hopper, bf16 values of v
-    beyond 2^41 may overflow in rows whose scaled scores rise by some 50 from their last keys to earlier ones. Probabilities are divided by
-    their sum at the end, so that the sum of |v| over the keys that a row sees must be finite in fp32.
+    that sees no key, or whose scores are all -inf, gives 0 and an lse of -inf, where plain PyTorch gives NaN. Probabilities are
+    divided by their sum at the end, and until then may be 2^12 times as large: so much times the sum of |v| over the keys that a row sees
+    must be finite in fp32.
     With `alibi_slopes` and causal=True Hopper's kernels may leave out a row's farthest keys, where these together can have no more than
     2^-26 of the probability of its own key, whatever their v is, be it NaN or 2^26 times as large as others (docs/kernels.md,
     "Softcap and ALiBi").

@@ -132,9 +132,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def flex_block_mask(case: Case, compiled: bool) -> tuple[flex.BlockMask, float]:
     """FlexAttention's, and the milliseconds that it takes to make one, by a function that has run before. compiled: which takes minutes."""
     batch = TOKENS // case.length if case.by_batch else None
-    make = partial(flex.create_block_mask, case.mask_mod, batch, None, case.length, case.length, device="cuda")
-    if compiled:
-        make = torch.compile(make, dynamic=False)
+    called = partial(flex.create_block_mask, case.mask_mod, batch, None, case.length, case.length, device="cuda")
+    make = torch.compile(called, dynamic=False) if compiled else called
     mask = make()
     return mask, milliseconds(make, CALLS)
 

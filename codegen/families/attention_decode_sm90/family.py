@@ -40,7 +40,7 @@ class AttentionDecodeSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_decode_sm90.cu.j2."""
 
     name = "attention_decode_sm90"
-    revision = 9
+    revision = 10
     modifiers = ("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "sinks", "softcap", "tree_mask", "window")
     loads_scores_ahead = changes_at_once = True
     preference = -1  # but for few queries, see preference_for

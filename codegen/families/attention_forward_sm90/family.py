@@ -47,7 +47,7 @@ class AttentionForwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward_sm90.cu.j2."""
 
     name = "attention_forward_sm90"
-    revision = 12
+    revision = 13
     preference = 1
     modifiers, fetches_scores = TAKEN_BY_MOST, True
     template = "kernels/attention_forward_sm90.cu.j2"
@@ -225,10 +225,12 @@ class AttentionForwardSm90(Family):
     def context(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> dict[str, object]:
         """See Family."""
         producer, consumer = self.registers(problem, config)
+        linear = has_linear_terms(problem) and config.pack_gqa <= MOST_PACKED
         return {
             "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
-            "linear": has_linear_terms(problem) and config.pack_gqa <= MOST_PACKED,
+            "linear": linear,
+            **({"renews": False} if linear else {}),
             "far": far_keys.leaves_out_far_keys(problem, config.pack_gqa),
             "producer_registers": producer,
             "consumer_registers": consumer,

@@ -5,6 +5,19 @@ struct RowStatistics {
     float total, row_max;
 
     __device__ __forceinline__ Origin origin() const { return total < 0.0f ? Origin{row_max, 0.0f} : Origin{0.0f, row_max}; }
+//% if renews
+    // In lse an exponent errs in proportion to its distance from the row max, as scale_log2 is rounded. In rows of a warp that has renewed
+    // its row maxima few keys have most of the weight, and may be far below the row max or above it: so the row max goes to where 2^4 such
+    // keys would be, by a whole number. Returns the power of 2 that the row sum is multiplied by.
+    __device__ __forceinline__ float settle() {
+        if (!(total > 0.0f)) return 1.0f;
+        const int power = (__float_as_int(total) >> 23) - 127 - 4;
+        const float by = __int_as_float((127 - power) << 23);
+        total *= by;
+        row_max += static_cast<float>(power);
+        return by;
+    }
+//% endif
 };
 
 // Two rows of a warp's 16, eight apart. A warpgroup has 32 such pairs, in the order of its warps and rows.

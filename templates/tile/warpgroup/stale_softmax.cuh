@@ -1,29 +1,26 @@
 // Online softmax in base 2 with conditional rescaling: the row max moves where S exceeds it by more than kHeadroom. Config row_max: with
 // `exact` every K block looks for that; with `stale` (kStaleRowMax) the first K block of a work tile and those with a mask do, and later
 // ones keep the row max. The row sum, which is needed anyway, tells when that row max has become too low: only then a warp
-// computes P of this block again, from the same S and the true row max, and rescales O and the row sum. From there on every block of the
-// work tile updates the row max, so that a warp computes at most one block of a work tile twice. Each warp decides by its own rows: a flag
-// that warps share would be seen early or late, and results would differ from run to run.
+// computes P of this block again, from the same S and a new row max, and rescales O and the row sum. After kRenewals of these, or one
+// where links change scores within the exponential, every later block of the work tile updates the row max. Each warp decides by its own
+// rows: a flag that warps share would be seen early or late, and results would differ from run to run.
 
-// A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P overflows fp16. bf16
-// holds any P, and fp32 holds O as long as keys * 2^72 * max |V| < 2^128: 2^14 keys with |V| < 2^42. So 2^72 is a choice: a lower limit
-// repeats more blocks, a higher one leaves less room for V.
+// A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P would overflow fp16, and
+// bf16 holds any. But the rounding of an exponent grows with its height above the row max, and where scores rise towards the keys that have
+// most of a row's weight, it is most of lse's error.
+__device__ __forceinline__ float sum_limit() { return 0x1p12f; }
+
+//% if renews
+// How far a renewed row max is above the scores of its block. Scores that go on rising reach the limit later then, and exponents may be as
+// far below the row max as they may be above it. But P in fp16, which is normal from 2^-14 on, has bits to lose.
 template <class Element>
-__device__ __forceinline__ float sum_limit();
-//% if adds or at_once
-// The rounding of an exponent grows with its height above the row max. Where scores rise towards the keys that have most of a row's weight,
-// as what is added may let them, and where an offset is rounded together with the row max, it is most of lse's error. So a row max may not
-// become as low; nor may it in a kernel that waits for memory, and has time to look for another one.
+__device__ __forceinline__ float renewal_lift();
 template <>
-__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p12f; }
+__device__ __forceinline__ float renewal_lift<Bf16>() { return 12.0f; }
 template <>
-__device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p12f; }
+__device__ __forceinline__ float renewal_lift<Fp16>() { return 4.0f; }
 
-//% else
-template <>
-__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p72f; }
-template <>
-__device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
+constexpr int kRenewals = 4;
 
 //% endif
 // The statistics of a thread's two rows, lane/4 + h*8 of its warp's 16. The quad of lanes that holds a row has the same row max; each lane
@@ -36,7 +33,11 @@ struct OnlineSoftmax {
     float row_sum[2], compensation[2];
     float factor[2];     // rescales O, if needs_rescale
     bool needs_rescale;  // the last block updated a row max, or may have: the warp is huge; the same in the whole warp
+//% if renews
+    int renewals;  // how many are left; without one each later K block of this work tile updates the row max
+//% else
     bool updates_every_block;  // each later K block of this work tile updates the row max
+//% endif
     bool huge;  // some block's maximum was huge in a row of the warp: from then on each block is treated as if it had a huge row
 //% if scatters
     bool rows_begun;  // each row of the warp has had a key, when the row max was last updated
@@ -56,7 +57,10 @@ struct OnlineSoftmax {
             shift[h] = 0.0f;
             row_sum[h] = compensation[h] = 0.0f;
         }
-//% if folds and not scatters
+//% if renews
+        renewals = kRenewals;
+        huge = false;
+//% elif folds and not scatters
         updates_every_block = true;
         huge = false;
 //% else
@@ -154,7 +158,10 @@ struct OnlineSoftmax {
 //% elif offsets
     // Where the warp has a huge row, the offsets are added to S, and become 0.
     template <int kKeyTiles>
-    __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4], RowOffset (&offset)[2]) {
+    __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4], float lift, RowOffset (&offset)[2]) {
+//% elif renews
+    template <int kKeyTiles>
+    __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4], float lift) {
 //% else
     template <int kKeyTiles>
     __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
@@ -193,7 +200,11 @@ struct OnlineSoftmax {
         } else if (needs_rescale) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
+//% if renews
+                const float next = fmaxf(row_max[h], maximum_log2[h] + lift);
+//% else
                 const float next = fmaxf(row_max[h], maximum_log2[h]);
+//% endif
                 rescale_sum(h, ex2_approx_ftz(row_max[h] - next));
                 row_max[h] = next;
             }
@@ -206,7 +217,12 @@ struct OnlineSoftmax {
     template <int kKeyTiles>
     __device__ __forceinline__ void update_huge_row_max(float (&S)[kKeyTiles][4], const float (&maximum)[2]) {
         // Every later block must come here, too, since S loses the shift here. A row that does not move has a factor of 1.
+//% if renews
+        needs_rescale = true;
+        renewals = 0;
+//% else
         needs_rescale = updates_every_block = true;
+//% endif
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             Origin origin{shift[h], row_max[h]};
@@ -248,7 +264,7 @@ struct OnlineSoftmax {
         else exponentiate<false>(P, partial, S, chain);
 #pragma unroll
         for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
-        const bool fits = partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
+        const bool fits = partial[0][0] < sum_limit() && partial[1][0] < sum_limit();
         if (kStaleRowMax && !updates && vote_sync_any(!fits)) {
             updates = updates_every_block = true;
             return false;
@@ -304,7 +320,12 @@ struct OnlineSoftmax {
     template <int kKeyTiles>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows) {
 //% endif
+//% if renews
+        bool updates_row_max = !kStaleRowMax || new_rows || renewals == 0;
+        float lift = 0.0f;
+//% else
         bool updates_row_max = !kStaleRowMax || new_rows || updates_every_block;
+//% endif
         needs_rescale = false;
         float partial[2][2];
 //% if linear
@@ -315,8 +336,10 @@ struct OnlineSoftmax {
 //% if linear
             if (updates_row_max) correction = update_row_max(S, block);
 //% elif offsets
-            if (updates_row_max) update_row_max(S, offset);
+            if (updates_row_max) update_row_max(S, lift, offset);
             const float minuend[2] = {offset[0].log2_less(row_max[0], scale_log2), offset[1].log2_less(row_max[1], scale_log2)};
+//% elif renews
+            if (updates_row_max) update_row_max(S, lift);
 //% else
             if (updates_row_max) update_row_max(S);
 //% endif
@@ -350,9 +373,15 @@ struct OnlineSoftmax {
 //% else
             if (!kStaleRowMax || updates_row_max) break;
 //% endif
-            const bool fits = partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
+            const bool fits = partial[0][0] < sum_limit() && partial[1][0] < sum_limit();
             if (!vote_sync_any(!fits)) break;
+//% if renews
+            updates_row_max = true;
+            lift = renewal_lift<Element>();
+            --renewals;
+//% else
             updates_row_max = updates_every_block = true;
+//% endif
         }
 //% endif
 #pragma unroll
@@ -419,11 +448,17 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             statistics.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
+//% if renews
+            const float by = renewals == kRenewals || huge && statistics.rows[h].total >= 0.5f ? 1.0f : statistics.rows[h].settle();
+//% endif
 //% if joins
-            const Origin origin{unlikely(huge) ? shift[h] : 0.0f, row_max[h]};
+            const Origin origin{unlikely(huge) ? shift[h] : 0.0f, statistics.rows[h].row_max};
             normalisers[h] = normaliser_with_sink(statistics.rows[h].total, height_of_sink(sinks[h], origin, unit, ln2_hi, ln2_lo));
 //% else
             normalisers[h] = normaliser(statistics.rows[h].total);
+//% endif
+//% if renews
+            normalisers[h] *= by;
 //% endif
 //% if linear
             if (!huge && h) statistics.rows[h].row_max = terms.row_max_of_second(row_max[0], statistics.rows[h].total);

@@ -1220,22 +1220,14 @@ struct PairStatistics {
 // Online softmax in base 2 with conditional rescaling: the row max moves where S exceeds it by more than kHeadroom. Config row_max: with
 // `exact` every K block looks for that; with `stale` (kStaleRowMax) the first K block of a work tile and those with a mask do, and later
 // ones keep the row max. The row sum, which is needed anyway, tells when that row max has become too low: only then a warp
-// computes P of this block again, from the same S and the true row max, and rescales O and the row sum. From there on every block of the
-// work tile updates the row max, so that a warp computes at most one block of a work tile twice. Each warp decides by its own rows: a flag
-// that warps share would be seen early or late, and results would differ from run to run.
+// computes P of this block again, from the same S and a new row max, and rescales O and the row sum. After kRenewals of these, or one
+// where links change scores within the exponential, every later block of the work tile updates the row max. Each warp decides by its own
+// rows: a flag that warps share would be seen early or late, and results would differ from run to run.
 
-// A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P overflows fp16. bf16
-// holds any P, and fp32 holds O as long as keys * 2^72 * max |V| < 2^128: 2^14 keys with |V| < 2^42. So 2^72 is a choice: a lower limit
-// repeats more blocks, a higher one leaves less room for V.
-template <class Element>
-__device__ __forceinline__ float sum_limit();
-// The rounding of an exponent grows with its height above the row max. Where scores rise towards the keys that have most of a row's weight,
-// as what is added may let them, and where an offset is rounded together with the row max, it is most of lse's error. So a row max may not
-// become as low; nor may it in a kernel that waits for memory, and has time to look for another one.
-template <>
-__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p12f; }
-template <>
-__device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p12f; }
+// A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P would overflow fp16, and
+// bf16 holds any. But the rounding of an exponent grows with its height above the row max, and where scores rise towards the keys that have
+// most of a row's weight, it is most of lse's error.
+__device__ __forceinline__ float sum_limit() { return 0x1p12f; }
 
 // The statistics of a thread's two rows, lane/4 + h*8 of its warp's 16. The quad of lanes that holds a row has the same row max; each lane
 // sums its own columns, and `finish` adds the four sums up.
@@ -1343,7 +1335,7 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
             if (!kStaleRowMax || updates_row_max) break;
-            const bool fits = partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
+            const bool fits = partial[0][0] < sum_limit() && partial[1][0] < sum_limit();
             if (!vote_sync_any(!fits)) break;
             updates_row_max = updates_every_block = true;
         }

@@ -916,6 +916,17 @@ struct RowStatistics {
     float total, row_max;
 
     __device__ __forceinline__ Origin origin() const { return total < 0.0f ? Origin{row_max, 0.0f} : Origin{0.0f, row_max}; }
+    // In lse an exponent errs in proportion to its distance from the row max, as scale_log2 is rounded. In rows of a warp that has renewed
+    // its row maxima few keys have most of the weight, and may be far below the row max or above it: so the row max goes to where 2^4 such
+    // keys would be, by a whole number. Returns the power of 2 that the row sum is multiplied by.
+    __device__ __forceinline__ float settle() {
+        if (!(total > 0.0f)) return 1.0f;
+        const int power = (__float_as_int(total) >> 23) - 127 - 4;
+        const float by = __int_as_float((127 - power) << 23);
+        total *= by;
+        row_max += static_cast<float>(power);
+        return by;
+    }
 };
 
 // Two rows of a warp's 16, eight apart. A warpgroup has 32 such pairs, in the order of its warps and rows.
@@ -942,19 +953,25 @@ struct PairStatistics {
 // Online softmax in base 2 with conditional rescaling: the row max moves where S exceeds it by more than kHeadroom. Config row_max: with
 // `exact` every K block looks for that; with `stale` (kStaleRowMax) the first K block of a work tile and those with a mask do, and later
 // ones keep the row max. The row sum, which is needed anyway, tells when that row max has become too low: only then a warp
-// computes P of this block again, from the same S and the true row max, and rescales O and the row sum. From there on every block of the
-// work tile updates the row max, so that a warp computes at most one block of a work tile twice. Each warp decides by its own rows: a flag
-// that warps share would be seen early or late, and results would differ from run to run.
+// computes P of this block again, from the same S and a new row max, and rescales O and the row sum. After kRenewals of these, or one
+// where links change scores within the exponential, every later block of the work tile updates the row max. Each warp decides by its own
+// rows: a flag that warps share would be seen early or late, and results would differ from run to run.
 
-// A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P overflows fp16. bf16
-// holds any P, and fp32 holds O as long as keys * 2^72 * max |V| < 2^128: 2^14 keys with |V| < 2^42. So 2^72 is a choice: a lower limit
-// repeats more blocks, a higher one leaves less room for V.
+// A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P would overflow fp16, and
+// bf16 holds any. But the rounding of an exponent grows with its height above the row max, and where scores rise towards the keys that have
+// most of a row's weight, it is most of lse's error.
+__device__ __forceinline__ float sum_limit() { return 0x1p12f; }
+
+// How far a renewed row max is above the scores of its block. Scores that go on rising reach the limit later then, and exponents may be as
+// far below the row max as they may be above it. But P in fp16, which is normal from 2^-14 on, has bits to lose.
 template <class Element>
-__device__ __forceinline__ float sum_limit();
+__device__ __forceinline__ float renewal_lift();
 template <>
-__device__ __forceinline__ float sum_limit<Bf16>() { return 0x1p72f; }
+__device__ __forceinline__ float renewal_lift<Bf16>() { return 12.0f; }
 template <>
-__device__ __forceinline__ float sum_limit<Fp16>() { return 0x1p15f; }
+__device__ __forceinline__ float renewal_lift<Fp16>() { return 4.0f; }
+
+constexpr int kRenewals = 4;
 
 // The statistics of a thread's two rows, lane/4 + h*8 of its warp's 16. The quad of lanes that holds a row has the same row max; each lane
 // sums its own columns, and `finish` adds the four sums up.
@@ -966,7 +983,7 @@ struct OnlineSoftmax {
     float row_sum[2], compensation[2];
     float factor[2];     // rescales O, if needs_rescale
     bool needs_rescale;  // the last block updated a row max, or may have: the warp is huge; the same in the whole warp
-    bool updates_every_block;  // each later K block of this work tile updates the row max
+    int renewals;  // how many are left; without one each later K block of this work tile updates the row max
     bool huge;  // some block's maximum was huge in a row of the warp: from then on each block is treated as if it had a huge row
     float scale_log2, ln2_hi;
 
@@ -983,14 +1000,15 @@ struct OnlineSoftmax {
             shift[h] = 0.0f;
             row_sum[h] = compensation[h] = 0.0f;
         }
-        updates_every_block = huge = false;
+        renewals = kRenewals;
+        huge = false;
     }
 
     // If the maximum of S exceeds the row max by more than kHeadroom in some row of the warp, every row whose maximum is higher than its
     // row max takes it. In a warp with a huge row this needs no headroom, and each row's shift is subtracted from S, too: so call it only
     // once for each S.
     template <int kKeyTiles>
-    __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4]) {
+    __device__ __forceinline__ void update_row_max(float (&S)[kKeyTiles][4], float lift) {
         float maximum[2], maximum_log2[2];
         bool above = false, any_huge = false;
 #pragma unroll
@@ -1007,7 +1025,7 @@ struct OnlineSoftmax {
         } else if (needs_rescale) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
-                const float next = fmaxf(row_max[h], maximum_log2[h]);
+                const float next = fmaxf(row_max[h], maximum_log2[h] + lift);
                 rescale_sum(h, ex2_approx_ftz(row_max[h] - next));
                 row_max[h] = next;
             }
@@ -1016,7 +1034,8 @@ struct OnlineSoftmax {
     template <int kKeyTiles>
     __device__ __forceinline__ void update_huge_row_max(float (&S)[kKeyTiles][4], const float (&maximum)[2]) {
         // Every later block must come here, too, since S loses the shift here. A row that does not move has a factor of 1.
-        needs_rescale = updates_every_block = true;
+        needs_rescale = true;
+        renewals = 0;
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             Origin origin{shift[h], row_max[h]};
@@ -1042,12 +1061,13 @@ struct OnlineSoftmax {
     // accumulator layout make one operand. Adds P to the row sums. `new_rows`: for some rows this may be their first block.
     template <int kKeyTiles>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows) {
-        bool updates_row_max = !kStaleRowMax || new_rows || updates_every_block;
+        bool updates_row_max = !kStaleRowMax || new_rows || renewals == 0;
+        float lift = 0.0f;
         needs_rescale = false;
         float partial[2][2];
 #pragma unroll 1
         for (;;) {  // a loop, so that the code of the exponentials is there once
-            if (updates_row_max) update_row_max(S);
+            if (updates_row_max) update_row_max(S, lift);
             partial[0][0] = partial[0][1] = partial[1][0] = partial[1][1] = 0.0f;
 #pragma unroll
             for (int j = 0; j < kKeyTiles; ++j)
@@ -1062,9 +1082,11 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int h = 0; h < 2; ++h) partial[h][0] += partial[h][1];
             if (!kStaleRowMax || updates_row_max) break;
-            const bool fits = partial[0][0] < sum_limit<Element>() && partial[1][0] < sum_limit<Element>();
+            const bool fits = partial[0][0] < sum_limit() && partial[1][0] < sum_limit();
             if (!vote_sync_any(!fits)) break;
-            updates_row_max = updates_every_block = true;
+            updates_row_max = true;
+            lift = renewal_lift<Element>();
+            --renewals;
         }
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -1088,7 +1110,9 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             statistics.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
+            const float by = renewals == kRenewals || huge && statistics.rows[h].total >= 0.5f ? 1.0f : statistics.rows[h].settle();
             normalisers[h] = normaliser(statistics.rows[h].total);
+            normalisers[h] *= by;
             if (unlikely(huge) && shift[h] != 0.0f) statistics.rows[h] = {-statistics.rows[h].total, shift[h]};
         }
         return statistics;
