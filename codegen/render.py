@@ -203,6 +203,7 @@ def render(spec: KernelSpec, atoms: Atoms = Atoms.PTX) -> Source:
         e4m3=spec.problem.dtype_kv is CacheDtype.E4M3,
         early=spec.family.loads_scores_ahead and loads_ahead(spec.problem),
         at_once=spec.family.changes_at_once,
+        linear=bool(context.get("linear")),
     )
     text = template.render(
         spec=spec,

@@ -26,6 +26,7 @@ def conditions(
     e4m3: bool = False,
     early: bool = False,
     at_once: bool = False,
+    linear: bool = False,
 ) -> dict[str, object]:
     """What texts say on behalf of modifiers: see templates/tile/common/score_changes.cuh.
 
@@ -43,10 +44,11 @@ def conditions(
     of which the last says that the exponential adds what links leave to it; fronts: whether tiles may begin before the first key;
     opens: see `opens_keys`; by_key: see `Modifier.masks_by_key`; bends: a link bends scores, and their gradients know it; scatters: see
     `Modifier.scattered_by`; looks: see tree_mask.py; zeroes: sums of dQ are zeroed beside other work, where a family says so (its context);
-    renews: see stale_softmax.cuh, not where scores are `linear`; all others: see `TracedModifier.conditions`
+    renews: whether stale row maxima are renewed, see stale_softmax.cuh; all others: see `TracedModifier.conditions`
     """
     maps, adds = any(one.maps_scores for one in modifiers), any(one.adds_to_scores for one in modifiers)
     found: dict[str, object] = {"maps": maps, "folds": maps and not adds and not at_once, "adds": adds, "changes": maps or adds}
+    found |= {"linear": linear, "renews": not (found["folds"] or linear or at_once)}
     found |= {"at_once": at_once, "offsets": adds and not at_once, "fronts": at_once and cached}
     found |= {"packed": packed, "cached": cached, "invariant": invariant, "e4m3": e4m3, "early": early}
     found |= {"links": _links(modifiers), "collects": operation == "backward" and any(one.sum_parameters for one in modifiers)}
@@ -58,14 +60,13 @@ def conditions(
     found["fetches"] = may_fetch and any(one.fetched for one in modifiers)
     found["scatters"] = any(one.scattered_by is not None for one in modifiers)
     found |= dict.fromkeys(("traced", "traced_score", "traced_slope", "traced_gradients", "traced_tiles", "traced_distances"), "")
-    found |= dict.fromkeys(("traced_mask", "learns", "ahead", "looks", "linear", "far", "zeroes"), False)
+    found |= dict.fromkeys(("traced_mask", "learns", "ahead", "looks", "far", "zeroes"), False)
     for one in modifiers:
         found |= one.conditions
     if not may_share:
         found["traced_distances"] = ""
     alone = not (maps or found["drops"] or found["scatters"]) and sum(one.adds_to_scores for one in modifiers) == 1
-    renews = not (found["folds"] or at_once)
-    return {**found, "ahead": bool(found["ahead"]) and may_share and alone, "renews": renews}
+    return {**found, "ahead": bool(found["ahead"]) and may_share and alone}
 
 
 def _links(modifiers: Sequence[Modifier]) -> str:

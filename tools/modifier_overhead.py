@@ -80,7 +80,7 @@ def call_of(tensors: tuple[torch.Tensor, ...], options: Options) -> Callable[[],
     return lambda: attention(q, k, v, **options())
 
 
-# that give a launch a tensor map: memory of out, and with it what these do, may be new in each call
+# What gives a launch a tensor map: memory of out may be new in each call, and only then are these entered
 _OF_NEW_ADDRESSES = ("TensorMapField.fill", "TensorMaps.at", "fake_driver.<locals>.<lambda>")
 
 

@@ -173,7 +173,7 @@ def given(kind: Sequence[Modifier], layout: str) -> dict[str, object]:
     exponential, and "at once" in the decode kernels for Hopper
     """
     if layout == "linear":
-        return conditions(kind, "forward") | {"linear": True, "renews": False}
+        return conditions(kind, "forward", linear=True)
     if layout == "ahead":
         return conditions(kind, "forward", early=True)
     if layout == "at once":

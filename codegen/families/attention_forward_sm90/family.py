@@ -225,12 +225,10 @@ class AttentionForwardSm90(Family):
     def context(self, problem: Problem, config: AttentionForwardSm90Config, target: Target) -> dict[str, object]:
         """See Family."""
         producer, consumer = self.registers(problem, config)
-        linear = has_linear_terms(problem) and config.pack_gqa <= MOST_PACKED
         return {
             "element": ELEMENTS[problem.dtype],
             "causal": problem.mask is Mask.CAUSAL,
-            "linear": linear,
-            **({"renews": False} if linear else {}),
+            "linear": has_linear_terms(problem) and config.pack_gqa <= MOST_PACKED,
             "far": far_keys.leaves_out_far_keys(problem, config.pack_gqa),
             "producer_registers": producer,
             "consumer_registers": consumer,

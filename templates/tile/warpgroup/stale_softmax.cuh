@@ -449,6 +449,7 @@ struct OnlineSoftmax {
         for (int h = 0; h < 2; ++h) {
             statistics.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
 //% if renews
+            // Rows beside a huge one have their own maxima as row max by now, but for those that were lifted.
             const float by = renewals == kRenewals || huge && statistics.rows[h].total >= 0.5f ? 1.0f : statistics.rows[h].settle();
 //% endif
 //% if joins

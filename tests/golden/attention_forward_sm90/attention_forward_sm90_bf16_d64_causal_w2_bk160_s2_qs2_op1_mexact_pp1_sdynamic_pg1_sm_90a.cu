@@ -1110,6 +1110,7 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             statistics.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
+            // Rows beside a huge one have their own maxima as row max by now, but for those that were lifted.
             const float by = renewals == kRenewals || huge && statistics.rows[h].total >= 0.5f ? 1.0f : statistics.rows[h].settle();
             normalisers[h] = normaliser(statistics.rows[h].total);
             normalisers[h] *= by;
