@@ -236,6 +236,11 @@ PROBES = [
         lambda: np.arange(64, dtype=np.uint32),
         3,
     ),
+    Probe(
+        "ld-relaxed",
+        "const int* words = reinterpret_cast<const int*>(in); out[0] = ld_relaxed_gpu(words + 63 - t);",
+        lambda: words(np.arange(64)),
+    ),
     Probe("popc", "out[0] = popc(in[t]); out[1] = popc(0); out[2] = popc(~0u);", lambda: halves(64), 3),
     Probe(
         "bits",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +21,7 @@ from flashgen.codegen.modifier import with_sizes_to_verify
 from flashgen.codegen.operands import Role
 from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
 from flashgen.codegen.program import Program
-from flashgen.codegen.render import Atoms, Source
+from flashgen.codegen.render import Source
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.workload import Workload
 from flashgen.launch.cpu import view_of
@@ -28,7 +29,7 @@ from flashgen.launch.tensors import Tensors
 from flashgen.numerics.caches import poison_unused
 from flashgen.numerics.rule import Verdict
 from flashgen.verification.expected import Expected
-from tests.support.fault import Fault, Setting
+from tests.support.fault import Fault
 from tests.support.named_kernels import NamedKernel, compile_wanted, fault_of, planned_cases, planned_faults, why_caught
 from tests.support.plan import few_of, of_family
 from tests.support.runs import LIMITS, emulated_kernel, emulated_text
@@ -228,10 +229,33 @@ def test_a_launch_waits_for_the_one_that_it_overlaps(order: EmulationOrder) -> N
     assert only.overlaps
     emulated_kernel(spec).launch(twice, given_to(tensors), order, limits=LIMITS)
     assert Expected.of(tensors).judge(tensors).ok
-    faulty = Fault("no-wait", "griddepcontrol_wait();  // before", "// before", Setting(spec.config, ()))
-    text = faulty.apply(emulated_text(spec), Atoms.EMULATED)
+    text, waits = emulated_text(spec), "ahead) griddepcontrol_wait();"
+    assert text.text.count(waits) == 2
+    text = Source(text.entry, text.text.replace(waits, "ahead) {}"))
     with pytest.raises(EmulatorFaultError, match="has not waited for the launch that this one overlaps"):
         emulated_kernel(spec, text).launch(twice, given_to(tensors), order, limits=LIMITS)
+
+
+AHEAD = "KeySpan own = own_span(key_tiles);"  # of FirstKeys: a block's look at lengths ahead of the launch before's end
+OTHERS_AHEAD = {"fewer": "own.end -= own.length() / 3", "more": "own.end = key_tiles.sequences.room", "none": "own.end = own.begin"}
+
+
+@pytest.mark.parametrize(
+    ("cache", "others"), few_of(itertools.product(("small-pages", "pages", "alone"), OTHERS_AHEAD), ("pages", "fewer"))
+)
+def test_lengths_that_change_while_the_launch_before_ends(cache: str, others: str) -> None:
+    """A block sees others ahead than behind it, and what it found by these must not stand."""
+    spec, tensors = KERNELS["keys"].spec(), CACHES[cache].make("keys")
+    text = emulated_text(spec)
+    assert text.text.count(AHEAD) == 1
+    changed = Source(text.entry, text.text.replace(AHEAD, f"{AHEAD} if (ahead) {OTHERS_AHEAD[others]};"))
+    verdict = judged(spec, changed, tensors, ORDERS)
+    assert verdict.ok, verdict.message
+    noticed = "return found != 0;"
+    assert changed.text.count(noticed) == 1
+    if others != "more":  # tiles without keys change nothing
+        with contextlib.suppress(EmulatorFaultError):
+            assert not judged(spec, Source(text.entry, changed.text.replace(noticed, "return false;")), tensors).ok
 
 
 @pytest.mark.parametrize(
@@ -258,21 +282,22 @@ def test_more_sequences_than_shared_memory_has_entries_for() -> None:
 
 FAULTS = [
     ("small-pages", fault_of("entry-one-off", "table_row + at.page;", "table_row + max(0, at.page - 1);", "keys")),
-    ("small-pages", fault_of("pages-of-the-neighbour", "*sequences.entry(head.batch, at)", "*sequences.entry(0, at)", "keys")),
-    ("no-table", fault_of("first-page-alone", "nullptr ? head.batch :", "nullptr ? 0 :", "keys")),
+    ("small-pages", fault_of("pages-of-the-neighbour", "sequences.entry(head.batch, at)}", "sequences.entry(0, at)}", "keys")),
+    ("small-pages", fault_of("pages-not-looked-up", "page = sequences.page_of(*entry);", "{}", "keys")),
+    ("no-table", fault_of("first-page-alone", "sequences.page_of(head.batch), true}", "sequences.page_of(0), true}", "keys")),
     (
         "small-pages",
         fault_of(
             "boxes-of-the-tile-before",
-            "shares.key_tiles, head, tile, box)",
-            "shares.key_tiles, head, max(head.first, tile - 1), box)",
+            "span_of(head.batch), tile, box)",
+            "span_of(head.batch), max(head.first, tile - 1), box)",
             "keys",
         ),
     ),
-    ("odd-pages", fault_of("one-box-again", "head, tile, box);", "head, tile, 0);", "keys")),
+    ("odd-pages", fault_of("one-box-again", "span_of(head.batch), tile, box);", "span_of(head.batch), tile, 0);", "keys")),
     ("odd-pages", fault_of("boxes-in-one-place", "first * 128, map, barrier", "0 * first, map, barrier", "keys")),
-    ("pages", fault_of("row-of-the-page-lost", "return {at.row, head_kv,", "return {0, head_kv,", "keys")),
-    ("pages", fault_of("padding-read-as-keys", "padding == nullptr ? 0 :", "true ? 0 :", "wide")),
+    ("pages", fault_of("row-of-the-page-lost", "{at.row, head_kv, 0, true, sequences", "{0, head_kv, 0, true, sequences", "keys")),
+    ("pages", fault_of("padding-read-as-keys", "padding == nullptr ? 0 : padding[batch]", "0", "wide")),
     ("pages", fault_of("padding-not-hidden", "row < keys.front || row >=", "row >=", "wide")),
     ("pages", fault_of("padding-not-masked", " || keys.begin_in(tile);", ";", "wide")),
     ("large-pages", fault_of("padding-of-V-stays", "values.clear_rows(0, front - first, thread, row_groups * 128);", "", "wide")),

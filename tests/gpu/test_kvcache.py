@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import math
 import random
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -18,14 +20,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import flashgen
 from flashgen.build.artifact import CompileError
-from flashgen.build.gpu.driver import gpu
+from flashgen.build.gpu.driver import check, driver, gpu
 from flashgen.build.gpu.kernel import Kernel
-from flashgen.build.nvrtc import compile_many
+from flashgen.build.nvrtc import compile_many, compile_source
 from flashgen.codegen.devices import Device
 from flashgen.codegen.errors import ArgumentError
 from flashgen.codegen.family import automatic_families, find_family
 from flashgen.codegen.problem import Dtype, Mask, Problem, Sequences
-from flashgen.codegen.render import render
+from flashgen.codegen.render import Source, render
 from flashgen.codegen.spec import KernelSpec
 from flashgen.codegen.target import targets
 from flashgen.codegen.workload import Workload
@@ -219,6 +221,50 @@ def test_a_graph_is_right_with_other_lengths_in_each_replay(len_q: int) -> None:
         if turn % 50 == 0:
             assert_right((out, lse), call)
     assert int(differences) == 0
+
+
+LATE = """
+extern "C" __global__ void late(int* to, const int* values, int count, unsigned long long nanoseconds) {
+    asm volatile("griddepcontrol.launch_dependents;");
+    unsigned long long begin, now;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(begin));
+    do asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+    while (now - begin < nanoseconds);
+    for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = values[i];
+}
+"""
+
+
+@pytest.fixture(scope="module")
+def write_late() -> Callable[[Tensor, Tensor], None]:
+    """write_late(to, values): copies int32 in a launch that lets the next one begin at once, and writes 30 us later."""
+    cu, arch = driver(), gpu(0).device.target.name
+    if int(re.sub(r"\D", "", arch)) < 90:
+        pytest.skip("launches overlap from sm_90 on")
+    library = check(cu.cuLibraryLoadData(compile_source(Source("late", LATE), arch).cubin, [], [], 0, [], [], 0), "loading it")
+    kernel = cu.CUfunction(int(check(cu.cuLibraryGetKernel(library, b"late"), "finding it")))
+
+    def write(to: Tensor, values: Tensor) -> None:
+        given = (ctypes.c_void_p(to.data_ptr()), ctypes.c_void_p(values.data_ptr()), ctypes.c_int(to.numel()), ctypes.c_uint64(30_000))
+        arguments = (ctypes.c_void_p * 4)(*(ctypes.addressof(one) for one in given))
+        shape = (kernel, 1, 1, 1, 128, 1, 1, 0)
+        check(cu.cuLaunchKernel(*shape, torch.cuda.current_stream().cuda_stream, ctypes.addressof(arguments), 0), "launching it")
+
+    return write
+
+
+@pytest.mark.parametrize("late", ["cache_seqlens", "block_table"])
+@pytest.mark.parametrize("len_q", [1, 5])
+def test_what_the_launch_before_writes_at_its_very_end(late: str, len_q: int, write_late: Callable[[Tensor, Tensor], None]) -> None:
+    """A block may look ahead at lengths, while that launch still runs; it must not go by what they were."""
+    rng, call = random.Random(4), paged(len_q)
+    call_of(call)
+    for _ in range(20):
+        values = lengths_of(rng) if late == "cache_seqlens" else call["block_table"][torch.randperm(BATCH)].contiguous()
+        write_late(call[late], values)
+        found = call_of(call)
+        assert torch.equal(call[late], values)
+        assert_right(found, call)
 
 
 def test_a_graph_appends_in_each_replay() -> None:

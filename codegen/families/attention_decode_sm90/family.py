@@ -108,8 +108,8 @@ class AttentionDecodeSm90(Family):
         if any(one.link for one in modifiers_of(problem)):
             tiles = _before(tiles, "warpgroup/decode_consumer", "warpgroup/decode_scores")
         if problem.is_cached:
-            tiles = with_cached_files(_before(tiles, "warpgroup/decode_producer", "warpgroup/decode_boxes"))
-        of_l2 = ("prefetch",) if problem.is_cached else ("cp_async_bulk_prefetch_tensor", "cp_async_bulk_tensor_evict_first")
+            tiles = with_cached_files(_before(tiles, "warpgroup/decode_producer", "warpgroup/decode_boxes", "warpgroup/first_keys"))
+        of_l2 = ("prefetch", "ld_relaxed") if problem.is_cached else ("cp_async_bulk_prefetch_tensor", "cp_async_bulk_tensor_evict_first")
         return _before(self.atoms, "setmaxnreg", *of_l2), tiles
 
     def kernels(self, problem: Problem, config: AttentionDecodeSm90Config) -> tuple[KernelText, ...]:

@@ -27,10 +27,9 @@ struct CachedKeyTiles {
     __device__ __forceinline__ int front(const KeySpan& span) const {
         return span.begin - divide(span.begin, border_reciprocal) * border;
     }
-    // What a thread should ask for at the very beginning, as all else waits for it.
-    __device__ __forceinline__ KeySpan own_span() const {
-        return sequences.span(min(thread_index() * entry_sequences, sequences.batch - 1));
-    }
+    // The sequence whose length a thread should ask for at the very beginning, as all else waits for it.
+    __device__ __forceinline__ int own_sequence() const { return min(thread_index() * entry_sequences, sequences.batch - 1); }
+    __device__ __forceinline__ KeySpan own_span() const { return sequences.span(own_sequence()); }
 
     // Writes the sums, which are there after the next barrier. All kThreads threads of the block call this, with their `own_span`.
     template <int kThreads>

@@ -43,9 +43,11 @@ struct CachedSequences {
                 p.block_table_row};
     }
 
-    __device__ __forceinline__ KeySpan span(int batch) const {
-        const int end = min(max(lengths[batch], 0), room);
-        return {padding == nullptr ? 0 : min(max(padding[batch], 0), end), end};
+    __device__ __forceinline__ KeySpan span(int batch) const { return clamped(lengths[batch], padding == nullptr ? 0 : padding[batch]); }
+    // `padded`: keys at the beginning that are none.
+    __device__ __forceinline__ KeySpan clamped(int length, int padded) const {
+        const int end = min(max(length, 0), room);
+        return {min(max(padded, 0), end), end};
     }
     __device__ __forceinline__ int len_q(int) const { return query_length; }
     __device__ __forceinline__ int len_kv(int batch) const { return span(batch).length(); }

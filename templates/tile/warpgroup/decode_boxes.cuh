@@ -33,14 +33,15 @@ struct TiledKeys {
 // Coordinates 1 to 3 of a box's first row in the maps of k and v, which are (column, key of the page, head, page).
 struct KeyBox {
     int row, head, page;
-    bool exists;  // else the tile has no keys: see CachedKeyTiles
+    bool exists;       // else the tile has no keys: see CachedKeyTiles
+    const int* entry;  // of the page table, which says the page; null where that is known
 
-    // Box `box` of key tile `tile`. One that has no key of the sequence is not read: it lies behind its page, where the map has zeros.
+    // Box `box` of key tile `tile` of a head, whose sequence has the keys `span`. One that has no key of the sequence is not read: it
+    // lies behind its page, where the map has zeros.
     template <class Traits, class Parameters, class KeyTiles>
-    __device__ __forceinline__ static KeyBox find(const Parameters& p, const KeyTiles& key_tiles, const HeadTiles& head, int tile,
-                                                  int box) {
+    __device__ __forceinline__ static KeyBox find(const Parameters& p, const KeyTiles& key_tiles, const HeadTiles& head,
+                                                  const KeySpan& span, int tile, int box) {
         const CachedSequences& sequences = key_tiles.sequences;
-        const KeySpan span = sequences.span(head.batch);
 //% if hides
         const auto keys = TiledKeys<Traits::kBlockKv>::of(key_tiles, span);
         const PackedRows rows = rows_of<Traits>(p, head);
@@ -54,8 +55,11 @@ struct KeyBox {
         if (tile < head.first + head.part_cost) return {};
         if (row >= keys.end) return {p.page_size, head_kv, 0, true};
         const PageRow at = sequences.page_row(span.begin - keys.front + row);
-        const int entry = sequences.table == nullptr ? head.batch : *sequences.entry(head.batch, at);
-        return {at.row, head_kv, sequences.page_of(entry), true};
+        if (sequences.table == nullptr) return {at.row, head_kv, sequences.page_of(head.batch), true};
+        return {at.row, head_kv, 0, true, sequences.entry(head.batch, at)};
+    }
+    __device__ __forceinline__ void look_up(const CachedSequences& sequences) {
+        if (entry != nullptr) page = sequences.page_of(*entry);
     }
 };
 
@@ -70,26 +74,33 @@ __device__ __forceinline__ void prefetch_pages(const Parameters& p) {
     if (at < entries) prefetch_global_l2(p.block_table + at);
 }
 
-// The boxes of a block's key tiles, given its first part, found by a warp.
+// A lane's box of the batch that begins with tile `first`. span_of(sequence): the span of its keys.
+template <class Traits, class Parameters, class SpanOf>
+__device__ __forceinline__ KeyBox box_of_lane(const Parameters& p, const Shares<Traits>& shares, const Part<Traits>& part, int first,
+                                              const SpanOf& span_of) {
+    const int number = divide(lane_index(), p.tile_boxes_reciprocal), box = lane_index() - number * p.tile_boxes, tile = first + number;
+    if (number >= p.batch_tiles || tile >= part.end_of_share) return {};
+    const HeadTiles head = tile < part.end ? part.head : shares.key_tiles.head_of(tile);
+    return KeyBox::find<Traits>(p, shares.key_tiles, head, span_of(head.batch), tile, box);
+}
+
+// The boxes of a block's key tiles, found by a warp, given its first part and each lane's box of the first batch.
 template <class Traits, class Parameters>
 __device__ __forceinline__ void find_boxes(const Parameters& p, const DecodeStorage<Traits>& smem, const Shares<Traits>& shares,
-                                           const Part<Traits>& part) {
+                                           const Part<Traits>& part, KeyBox found) {
+    const CachedSequences& sequences = shares.key_tiles.sequences;
     PipelineState<DecodeStorage<Traits>::kBoxBatches> state;
-    const int number = divide(lane_index(), p.tile_boxes_reciprocal), box = lane_index() - number * p.tile_boxes;
 #pragma unroll 1
-    for (int first = part.begin; first < part.end_of_share; first += p.batch_tiles) {
-        const int tile = first + number;
-        KeyBox found{};
-        if (number < p.batch_tiles && tile < part.end_of_share) {
-            const HeadTiles head = tile < part.end ? part.head : shares.key_tiles.head_of(tile);
-            found = KeyBox::find<Traits>(p, shares.key_tiles, head, tile, box);
-        }
+    for (int first = part.begin; first < part.end_of_share;) {
         smem.box_pipeline.producer_acquire(state);
         store_shared_v4(smem.box(state.stage, lane_index()),
                         {static_cast<u32>(found.row), static_cast<u32>(found.head), static_cast<u32>(found.page), found.exists});
         barrier_warp_sync();
         smem.box_pipeline.producer_commit(state.stage, lane_index() == 0);
         state.advance();
+        first += p.batch_tiles;
+        found = box_of_lane<Traits>(p, shares, part, first, [&](int batch) { return sequences.span(batch); });
+        found.look_up(sequences);
     }
 }
 
