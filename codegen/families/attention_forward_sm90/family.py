@@ -47,7 +47,7 @@ class AttentionForwardSm90(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward_sm90.cu.j2."""
 
     name = "attention_forward_sm90"
-    revision = 13
+    revision = 14
     preference = 1
     modifiers, fetches_scores = TAKEN_BY_MOST, True
     template = "kernels/attention_forward_sm90.cu.j2"

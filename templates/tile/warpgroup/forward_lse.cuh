@@ -15,7 +15,11 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStor
         const auto work = WorkTileInfo<Traits>::load(smem.work_slot(slot.stage));
         if (work.end_block == 0) return;
         slot.advance();
+//% if renews
+        PairStatistics statistics = PairStatistics::load(smem.statistics_of(consumer));
+//% else
         const PairStatistics statistics = PairStatistics::load(smem.statistics_of(consumer));
+//% endif
         barrier_warp_sync();
         pipeline.consumer_release(state.stage, lane_index() == 0);
         state.advance();
@@ -27,6 +31,9 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStor
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int row = consumer * 64 + PairStatistics::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
+//% if renews
+            statistics.rows[i].settle();
+//% endif
 //% if joins
             float lse = log_sum_exp(statistics.rows[i].origin(), fabsf(statistics.rows[i].total), p.scale_log2, p.ln2_hi, p.ln2_lo);
             const int head = work.first_head + row % kPackGqa;

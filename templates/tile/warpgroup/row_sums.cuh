@@ -6,16 +6,17 @@ struct RowStatistics {
 
     __device__ __forceinline__ Origin origin() const { return total < 0.0f ? Origin{row_max, 0.0f} : Origin{0.0f, row_max}; }
 //% if renews
-    // In lse an exponent errs in proportion to its distance from the row max, as scale_log2 is rounded. In rows of a warp that has renewed
-    // its row maxima few keys have most of the weight, and may be far below the row max or above it: so the row max goes to where 2^4 such
-    // keys would be, by a whole number. Returns the power of 2 that the row sum is multiplied by.
-    __device__ __forceinline__ float settle() {
-        if (!(total > 0.0f)) return 1.0f;
-        const int power = (__float_as_int(total) >> 23) - 127 - 4;
-        const float by = __int_as_float((127 - power) << 23);
-        total *= by;
-        row_max += static_cast<float>(power);
-        return by;
+    // In lse an exponent errs in proportion to its distance from the row max, as scale_log2 is rounded. Few keys may have most of the
+    // weight, and be far below the row max or above it: so the row max goes to where 2^2 such keys would be, by a whole number. What
+    // rounds away there joins the total (Knuth's TwoSum). A huge row has its own maximum, and stays.
+    __device__ __forceinline__ void settle() {
+        if (!(total > 0.0f)) return;
+        const int power = (__float_as_int(total) >> 23) - 127 - 2;
+        const float by = static_cast<float>(power), before = row_max;
+        row_max = before + by;
+        const float added = row_max - before, rest = (before - (row_max - added)) + (by - added);
+        total *= __int_as_float((127 - power) << 23);
+        total = fmaf(total, rest * 0.693147181f, total);
     }
 //% endif
 };

@@ -8,19 +8,23 @@
 // A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P would overflow fp16, and
 // bf16 holds any. But the rounding of an exponent grows with its height above the row max, and where scores rise towards the keys that have
 // most of a row's weight, it is most of lse's error.
-__device__ __forceinline__ float sum_limit() { return 0x1p12f; }
-
 //% if renews
-// How far a renewed row max is above the scores of its block. Scores that go on rising reach the limit later then, and exponents may be as
-// far below the row max as they may be above it. But P in fp16, which is normal from 2^-14 on, has bits to lose.
+__device__ __forceinline__ float sum_limit() { return 0x1p15f; }
+
+// How far a stale row max is above the scores of its block. Scores that go on rising reach the limit later then, and exponents, which are
+// rounded alike up to 16, may be as far below the row max as they may be above it. But P in fp16, which is normal from 2^-14 on, has no
+// bits to lose: many keys far below the highest one may have much of a row's weight.
 template <class Element>
-__device__ __forceinline__ float renewal_lift();
+__device__ __forceinline__ float row_lift();
 template <>
-__device__ __forceinline__ float renewal_lift<Bf16>() { return 12.0f; }
+__device__ __forceinline__ float row_lift<Bf16>() { return 15.0f; }
 template <>
-__device__ __forceinline__ float renewal_lift<Fp16>() { return 4.0f; }
+__device__ __forceinline__ float row_lift<Fp16>() { return 0.0f; }
 
 constexpr int kRenewals = 4;
+
+//% else
+__device__ __forceinline__ float sum_limit() { return 0x1p12f; }
 
 //% endif
 // The statistics of a thread's two rows, lane/4 + h*8 of its warp's 16. The quad of lanes that holds a row has the same row max; each lane
@@ -322,7 +326,7 @@ struct OnlineSoftmax {
 //% endif
 //% if renews
         bool updates_row_max = !kStaleRowMax || new_rows || renewals == 0;
-        float lift = 0.0f;
+        const float lift = kStaleRowMax && renewals > 0 ? row_lift<Element>() : 0.0f;
 //% else
         bool updates_row_max = !kStaleRowMax || new_rows || updates_every_block;
 //% endif
@@ -377,7 +381,6 @@ struct OnlineSoftmax {
             if (!vote_sync_any(!fits)) break;
 //% if renews
             updates_row_max = true;
-            lift = renewal_lift<Element>();
             --renewals;
 //% else
             updates_row_max = updates_every_block = true;
@@ -448,18 +451,11 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             statistics.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
-//% if renews
-            // Rows beside a huge one have their own maxima as row max by now, but for those that were lifted.
-            const float by = renewals == kRenewals || huge && statistics.rows[h].total >= 0.5f ? 1.0f : statistics.rows[h].settle();
-//% endif
 //% if joins
             const Origin origin{unlikely(huge) ? shift[h] : 0.0f, statistics.rows[h].row_max};
             normalisers[h] = normaliser_with_sink(statistics.rows[h].total, height_of_sink(sinks[h], origin, unit, ln2_hi, ln2_lo));
 //% else
             normalisers[h] = normaliser(statistics.rows[h].total);
-//% endif
-//% if renews
-            normalisers[h] *= by;
 //% endif
 //% if linear
             if (!huge && h) statistics.rows[h].row_max = terms.row_max_of_second(row_max[0], statistics.rows[h].total);

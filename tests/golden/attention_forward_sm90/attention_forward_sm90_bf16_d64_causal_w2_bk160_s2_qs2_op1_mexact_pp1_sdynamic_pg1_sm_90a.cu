@@ -916,16 +916,17 @@ struct RowStatistics {
     float total, row_max;
 
     __device__ __forceinline__ Origin origin() const { return total < 0.0f ? Origin{row_max, 0.0f} : Origin{0.0f, row_max}; }
-    // In lse an exponent errs in proportion to its distance from the row max, as scale_log2 is rounded. In rows of a warp that has renewed
-    // its row maxima few keys have most of the weight, and may be far below the row max or above it: so the row max goes to where 2^4 such
-    // keys would be, by a whole number. Returns the power of 2 that the row sum is multiplied by.
-    __device__ __forceinline__ float settle() {
-        if (!(total > 0.0f)) return 1.0f;
-        const int power = (__float_as_int(total) >> 23) - 127 - 4;
-        const float by = __int_as_float((127 - power) << 23);
-        total *= by;
-        row_max += static_cast<float>(power);
-        return by;
+    // In lse an exponent errs in proportion to its distance from the row max, as scale_log2 is rounded. Few keys may have most of the
+    // weight, and be far below the row max or above it: so the row max goes to where 2^2 such keys would be, by a whole number. What
+    // rounds away there joins the total (Knuth's TwoSum). A huge row has its own maximum, and stays.
+    __device__ __forceinline__ void settle() {
+        if (!(total > 0.0f)) return;
+        const int power = (__float_as_int(total) >> 23) - 127 - 2;
+        const float by = static_cast<float>(power), before = row_max;
+        row_max = before + by;
+        const float added = row_max - before, rest = (before - (row_max - added)) + (by - added);
+        total *= __int_as_float((127 - power) << 23);
+        total = fmaf(total, rest * 0.693147181f, total);
     }
 };
 
@@ -960,16 +961,17 @@ struct PairStatistics {
 // A lane whose partial row sum over a stale block reaches this limit has its warp compute P again. Below 2^15 no P would overflow fp16, and
 // bf16 holds any. But the rounding of an exponent grows with its height above the row max, and where scores rise towards the keys that have
 // most of a row's weight, it is most of lse's error.
-__device__ __forceinline__ float sum_limit() { return 0x1p12f; }
+__device__ __forceinline__ float sum_limit() { return 0x1p15f; }
 
-// How far a renewed row max is above the scores of its block. Scores that go on rising reach the limit later then, and exponents may be as
-// far below the row max as they may be above it. But P in fp16, which is normal from 2^-14 on, has bits to lose.
+// How far a stale row max is above the scores of its block. Scores that go on rising reach the limit later then, and exponents, which are
+// rounded alike up to 16, may be as far below the row max as they may be above it. But P in fp16, which is normal from 2^-14 on, has no
+// bits to lose: many keys far below the highest one may have much of a row's weight.
 template <class Element>
-__device__ __forceinline__ float renewal_lift();
+__device__ __forceinline__ float row_lift();
 template <>
-__device__ __forceinline__ float renewal_lift<Bf16>() { return 12.0f; }
+__device__ __forceinline__ float row_lift<Bf16>() { return 15.0f; }
 template <>
-__device__ __forceinline__ float renewal_lift<Fp16>() { return 4.0f; }
+__device__ __forceinline__ float row_lift<Fp16>() { return 0.0f; }
 
 constexpr int kRenewals = 4;
 
@@ -1062,7 +1064,7 @@ struct OnlineSoftmax {
     template <int kKeyTiles>
     __device__ __forceinline__ void exp2_and_sum(u32 (&P)[kKeyTiles / 2][4], float (&S)[kKeyTiles][4], bool new_rows) {
         bool updates_row_max = !kStaleRowMax || new_rows || renewals == 0;
-        float lift = 0.0f;
+        const float lift = kStaleRowMax && renewals > 0 ? row_lift<Element>() : 0.0f;
         needs_rescale = false;
         float partial[2][2];
 #pragma unroll 1
@@ -1085,7 +1087,6 @@ struct OnlineSoftmax {
             const bool fits = partial[0][0] < sum_limit() && partial[1][0] < sum_limit();
             if (!vote_sync_any(!fits)) break;
             updates_row_max = true;
-            lift = renewal_lift<Element>();
             --renewals;
         }
 #pragma unroll
@@ -1110,10 +1111,7 @@ struct OnlineSoftmax {
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
             statistics.rows[h] = {quad_sum(row_sum[h] + compensation[h]), row_max[h]};
-            // Rows beside a huge one have their own maxima as row max by now, but for those that were lifted.
-            const float by = renewals == kRenewals || huge && statistics.rows[h].total >= 0.5f ? 1.0f : statistics.rows[h].settle();
             normalisers[h] = normaliser(statistics.rows[h].total);
-            normalisers[h] *= by;
             if (unlikely(huge) && shift[h] != 0.0f) statistics.rows[h] = {-statistics.rows[h].total, shift[h]};
         }
         return statistics;
@@ -1393,7 +1391,7 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStor
         const auto work = WorkTileInfo<Traits>::load(smem.work_slot(slot.stage));
         if (work.end_block == 0) return;
         slot.advance();
-        const PairStatistics statistics = PairStatistics::load(smem.statistics_of(consumer));
+        PairStatistics statistics = PairStatistics::load(smem.statistics_of(consumer));
         barrier_warp_sync();
         pipeline.consumer_release(state.stage, lane_index() == 0);
         state.advance();
@@ -1401,6 +1399,7 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStor
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int row = consumer * 64 + PairStatistics::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
+            statistics.rows[i].settle();
             const float lse = log_sum_exp(statistics.rows[i].origin(), fabsf(statistics.rows[i].total), p.scale_log2, p.ln2_hi, p.ln2_lo);
             const int head = work.first_head + row % kPackGqa;
             if (query < sequences.len_q(work.batch)) p.lse[sequences.lse_offset(work.batch, head) + query] = lse;
