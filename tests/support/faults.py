@@ -72,7 +72,7 @@ SOFTMAX = [
         RISING,
     ),
     Fault("references-never-outgrown", "return vote_sync_any(any);", "return false;", RISING),
-    Fault("headroom-beyond-fp16", "constexpr float kHeadroom = 8.0f;", "constexpr float kHeadroom = 200.0f;", RISING),
+    Fault("headroom-beyond-fp16", "constexpr float kStaleHeadroom = 4.0f;", "constexpr float kStaleHeadroom = 200.0f;", RISING),
     Fault("unseen-row-starts-at-0", "constexpr float kInitialRowMax = -3.0e38f;", "constexpr float kInitialRowMax = 0.0f;", FALLING),
     Fault(
         "reference-follows-masked-keys",

@@ -47,7 +47,7 @@ class AttentionDecode(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_decode.cu.j2."""
 
     name = "attention_decode"
-    revision = 4
+    revision = 5
     modifiers = (
         *("alibi", "bias", "bias_fp32", "boolean_mask", "chunk", "prefix_len", "sinks", "softcap", "traced", "tree_mask", "window"),
     )

@@ -43,7 +43,7 @@ class AttentionForward(Family):
     """See the module's docstring; the algorithm is templates/kernels/attention_forward.cu.j2."""
 
     name = "attention_forward"
-    revision = 17
+    revision = 18
     modifiers = TAKEN_BY_MOST
     template = "kernels/attention_forward.cu.j2"
     config_type = AttentionForwardConfig

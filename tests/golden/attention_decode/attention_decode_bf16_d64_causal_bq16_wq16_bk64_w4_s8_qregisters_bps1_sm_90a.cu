@@ -832,10 +832,6 @@ __device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4],
 // What kernels share of softmax's rows: their origin, and in online softmax the running row max, and reductions over the quad of lanes that
 // holds a row of S.
 
-// Conditional rescaling: where softmax looks at the maximum of S, a warp's row maxima move only if S * scale_log2 exceeds one of them by
-// more than this, FlashAttention-4's threshold. P is then at most 2^8, which fp16 holds.
-constexpr float kHeadroom = 8.0f;
-
 // The row max before the first key that a row sees. It is finite, because -inf - (-inf) would be NaN, and the maximum of every row that is
 // not huge exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
@@ -970,7 +966,12 @@ __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, 
 // ==== tile/warp/softmax.cuh ==========================================================================================
 
 // Online softmax in base 2 (Milakov and Gimelshein 2018) as in FlashAttention-2, algorithm 1, with conditional rescaling: the row max stays
-// as it is until a score exceeds it by kHeadroom. So the usual step needs neither the exact maximum nor an exchange between lanes.
+// as it is until a score exceeds it by kStaleHeadroom. So the usual step needs neither the exact maximum nor an exchange between lanes.
+
+// In base 2. In lse an exponent errs in proportion to its distance from the row max, as scale_log2 is rounded: where scores rise from one
+// step to the next, all keys that count may be this far above it, and with FlashAttention-4's 8 lse missed the numerics rule. Less would
+// rescale O more often.
+constexpr float kStaleHeadroom = 4.0f;
 
 // One lane's sums over its columns of a row tile, for the rows lane/4 and lane/4 + 8. They change once a tile and where a row
 // max does, and stay in shared memory in between, because registers limit the tile sizes.
@@ -1018,7 +1019,7 @@ struct OnlineSoftmax {
 
     __device__ __forceinline__ SharedAddress slot(int row_tile) const { return slots + row_tile * kThreads * 16; }
 
-    // Whether a score of this warp exceeds its row max by more than kHeadroom. `masked`: looks for huge rows,
+    // Whether a score of this warp exceeds its row max by more than kStaleHeadroom. `masked`: looks for huge rows,
     // too, as a row may meet the first key that it sees, and a huge one below zero exceeds nothing.
     template <int kKeyTiles>
     __device__ __forceinline__ bool needs_rescale(const float (&S)[kRowTiles][kKeyTiles][4], bool masked) const {
@@ -1028,7 +1029,7 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float maximum = lane_max(S[i], h);
-                any |= fmaf(maximum, scale_log2, -row_max[i][h]) > kHeadroom;
+                any |= fmaf(maximum, scale_log2, -row_max[i][h]) > kStaleHeadroom;
                 if (masked) any |= is_huge(maximum, maximum * scale_log2);
             }
         return vote_sync_any(any);
