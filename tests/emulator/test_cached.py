@@ -257,7 +257,7 @@ FAULTS = [
     fault_of("page-of-the-position", "return {page, position - page * page_size};", "return {page, position & 15};", "wide"),
     fault_of("stale-tail", _WHOLE, "if (keys != Entries::kNoTile)", "warps"),
     fault_of("stale-tail", _WHOLE, "if (keys != Entries::kNoTile)", "window"),
-    fault_of("length-of-the-neighbour", "max(lengths[batch], 0)", "max(lengths[max(batch - 1, 0)], 0)", "warps"),
+    fault_of("length-of-the-neighbour", "clamped(lengths[batch],", "clamped(lengths[max(batch - 1, 0)],", "warps"),
     fault_of("padding-ignored", "padding == nullptr ? 0 :", "true ? 0 :", "warps"),
     fault_of("padding-of-tiles-alone", "position = span.begin + work.begin", "position = work.begin", "row-groups"),
     fault_of(
@@ -334,8 +334,8 @@ MODIFIED = [
 WRONG = [
     fault_of("page-not-clamped", "min(max(entry, 0), pages - 1)", "max(entry, 0)", "warps"),
     fault_of("page-below-0", "min(max(entry, 0), pages - 1)", "min(entry, pages - 1)", "warps"),
-    fault_of("length-not-clamped", "min(max(lengths[batch], 0), room)", "max(lengths[batch], 0)", "warps"),
-    fault_of("padding-below-0", "min(max(padding[batch], 0), end)", "min(padding[batch], end)", "warps"),
+    fault_of("length-not-clamped", "end = min(max(length, 0), room)", "end = max(length, 0)", "warps"),
+    fault_of("padding-below-0", "min(max(padded, 0), end)", "min(padded, end)", "warps"),
 ]
 
 

@@ -72,7 +72,7 @@ SOFTMAX = [
         RISING,
     ),
     Fault("references-never-outgrown", "return vote_sync_any(any);", "return false;", RISING),
-    Fault("headroom-beyond-fp16", "constexpr float kStaleHeadroom = 4.0f;", "constexpr float kStaleHeadroom = 200.0f;", RISING),
+    Fault("headroom-beyond-fp16", "constexpr float kHeadroom = 8.0f;", "constexpr float kHeadroom = 200.0f;", RISING),
     Fault("unseen-row-starts-at-0", "constexpr float kInitialRowMax = -3.0e38f;", "constexpr float kInitialRowMax = 0.0f;", FALLING),
     Fault(
         "reference-follows-masked-keys",
@@ -111,7 +111,7 @@ SOFTMAX = [
     Fault("lse-base-2", "const float value = log_sum_exp(", "const float value = 1.442695f * log_sum_exp(", FULL),
     Fault("lse-reference-in-base-2", "RowMaxFactor{ln2_hi, ln2_lo}", "RowMaxFactor{1.0f, ln2_lo}", FULL),
     Fault("lse-of-another-row", "row = own * 8 + lane_index() / 4;", "row = (own ^ 1) * 8 + lane_index() / 4;", FULL),
-    Fault("lse-of-another-lane", "if (own == i * 2 + h) {", "if (own == h * 2 + i) {", TALL),
+    Fault("lse-of-another-lane", "if (own == i * 2 + h) own_total", "if (own == h * 2 + i) own_total", TALL),
     Fault("scale-not-applied", "softmax(p.scale_log2, p.ln2_hi, sums", "softmax(1.442695f, p.ln2_hi, sums", FULL),
     Fault("scale-applied-twice", "fmaf(pair[0], scale_log2,", "fmaf(pair[0] * scale_log2, scale_log2,", FULL),
     Fault("guard-of-the-reference", "next = fmaxf(row_max[i][h], mul_rn(", "next = fmaxf(-infinity(), mul_rn(", UNSEEN),

@@ -73,7 +73,7 @@ class AttentionDecode(Family):
     )
     tiles = (
         *("warp/shared_tile", "common/shared_regions", "common/tile_scheduler", "common/key_shares", "common/sequences"),
-        *("common/score_chain", "warp/load", "warp/gemm", "common/softmax_rows", "common/lse", "warp/softmax"),
+        *("common/score_chain", "warp/load", "warp/gemm", "common/softmax_rows", "common/lse", "common/settled_row", "warp/softmax"),
         *("common/partial_outputs", "warp/item_rows", "warp/key_stream", "warp/partial_rows"),
     )
 

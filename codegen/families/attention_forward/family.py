@@ -65,7 +65,7 @@ class AttentionForward(Family):
     tiles = (
         *("warp/shared_tile", "common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain"),
         *("warp/load", "warp/load_tile", "warp/key_value_reader", "warp/seen_key_value_reader", "warp/gemm", "common/mask"),
-        *("common/softmax_rows", "common/lse", "warp/softmax", "warp/epilogue"),
+        *("common/softmax_rows", "common/lse", "common/settled_row", "warp/softmax", "warp/epilogue"),
     )
 
     # Registers a thread needs beside its accumulators and query fragments: addresses, operands on their way, the softmax state.

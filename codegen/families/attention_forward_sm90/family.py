@@ -70,7 +70,7 @@ class AttentionForwardSm90(Family):
     tiles = (
         *("common/shared_regions", "common/tile_scheduler", "common/sequences", "common/score_chain"),
         *("warpgroup/pipeline", "warpgroup/panel_tile", "warpgroup/gemm", "common/mask"),
-        *("common/softmax_rows", "common/lse", "warpgroup/row_sums", "warpgroup/stale_softmax", "warpgroup/epilogue"),
+        *("common/softmax_rows", "common/lse", "common/settled_row", "warpgroup/row_sums", "warpgroup/stale_softmax", "warpgroup/epilogue"),
         *("warpgroup/forward_storage", "warpgroup/forward_producer", "warpgroup/forward_lse", "warpgroup/forward_consumer"),
     )
 

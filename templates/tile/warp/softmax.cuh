@@ -1,10 +1,5 @@
 // Online softmax in base 2 (Milakov and Gimelshein 2018) as in FlashAttention-2, algorithm 1, with conditional rescaling: the row max stays
-// as it is until a score exceeds it by kStaleHeadroom. So the usual step needs neither the exact maximum nor an exchange between lanes.
-
-// In base 2. In lse an exponent errs in proportion to its distance from the row max, as scale_log2 is rounded: where scores rise from one
-// step to the next, all keys that count may be this far above it, and with FlashAttention-4's 8 lse missed the numerics rule. Less would
-// rescale O more often.
-constexpr float kStaleHeadroom = 4.0f;
+// as it is until a score exceeds it by kHeadroom. So the usual step needs neither the exact maximum nor an exchange between lanes.
 
 // One lane's sums over its columns of a row tile, for the rows lane/4 and lane/4 + 8. They change once a tile and where a row
 // max does, and stay in shared memory in between, because registers limit the tile sizes.
@@ -52,7 +47,7 @@ struct OnlineSoftmax {
 
     __device__ __forceinline__ SharedAddress slot(int row_tile) const { return slots + row_tile * kThreads * 16; }
 
-    // Whether a score of this warp exceeds its row max by more than kStaleHeadroom. `masked`: looks for huge rows,
+    // Whether a score of this warp exceeds its row max by more than kHeadroom. `masked`: looks for huge rows,
     // too, as a row may meet the first key that it sees, and a huge one below zero exceeds nothing.
     template <int kKeyTiles>
     __device__ __forceinline__ bool needs_rescale(const float (&S)[kRowTiles][kKeyTiles][4], bool masked) const {
@@ -62,7 +57,7 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float maximum = lane_max(S[i], h);
-                any |= fmaf(maximum, scale_log2, -row_max[i][h]) > kStaleHeadroom;
+                any |= fmaf(maximum, scale_log2, -row_max[i][h]) > kHeadroom;
                 if (masked) any |= is_huge(maximum, maximum * scale_log2);
             }
         return vote_sync_any(any);
@@ -202,16 +197,14 @@ struct OnlineSoftmax {
 //% else
                 const float total = quad_sum(row.row_sum[h] + row.compensation[h]), inverse = normaliser(total);
 //% endif
-                if (own == i * 2 + h) {
-                    own_total = total;
-                    own_origin = {shift[i][h], row_max[i][h]};
-                }
+                if (own == i * 2 + h) own_total = total, own_origin = {shift[i][h], row_max[i][h]};
 #pragma unroll
                 for (int j = 0; j < kOutTiles; ++j)
 #pragma unroll
                     for (int e = h * 2; e < h * 2 + 2; ++e) O[i][j][e] *= inverse;
             }
         }
+        if (own_origin.shift == 0.0f) settle(own_origin.row_max, own_total);
 //% if joins
         return lse_with_sink(log_sum_exp(own_origin, own_total, scale_log2, ln2_hi, ln2_lo), sink);
 //% else

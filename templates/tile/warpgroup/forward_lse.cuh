@@ -32,7 +32,7 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStor
         for (int i = 0; i < 2; ++i) {
             const int row = consumer * 64 + PairStatistics::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
 //% if renews
-            statistics.rows[i].settle();
+            settle(statistics.rows[i].row_max, statistics.rows[i].total);  // a huge row has its own maximum, and its total negated
 //% endif
 //% if joins
             float lse = log_sum_exp(statistics.rows[i].origin(), fabsf(statistics.rows[i].total), p.scale_log2, p.ln2_hi, p.ln2_lo);

@@ -5,20 +5,6 @@ struct RowStatistics {
     float total, row_max;
 
     __device__ __forceinline__ Origin origin() const { return total < 0.0f ? Origin{row_max, 0.0f} : Origin{0.0f, row_max}; }
-//% if renews
-    // In lse an exponent errs in proportion to its distance from the row max, as scale_log2 is rounded. Few keys may have most of the
-    // weight, and be far below the row max or above it: so the row max goes to where 2^2 such keys would be, by a whole number. What
-    // rounds away there joins the total (Knuth's TwoSum). A huge row has its own maximum, and stays.
-    __device__ __forceinline__ void settle() {
-        if (!(total > 0.0f)) return;
-        const int power = (__float_as_int(total) >> 23) - 127 - 2;
-        const float by = static_cast<float>(power), before = row_max;
-        row_max = before + by;
-        const float added = row_max - before, rest = (before - (row_max - added)) + (by - added);
-        total *= __int_as_float((127 - power) << 23);
-        total = fmaf(total, rest * 0.693147181f, total);
-    }
-//% endif
 };
 
 // Two rows of a warp's 16, eight apart. A warpgroup has 32 such pairs, in the order of its warps and rows.

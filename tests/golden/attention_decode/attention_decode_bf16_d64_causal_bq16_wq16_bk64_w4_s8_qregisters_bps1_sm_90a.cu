@@ -13,7 +13,7 @@
 //              mma_sync, cvt, ex2, mul, shfl_sync, vote_sync
 //            tile/warp: shared_tile, load, gemm, softmax, item_rows, key_stream, partial_rows
 //            tile/common: shared_regions, tile_scheduler, key_shares, sequences, score_chain, softmax_rows, lse,
-//              partial_outputs
+//              settled_row, partial_outputs
 
 // ==== atoms/ptx/types.cuh ============================================================================================
 
@@ -832,6 +832,10 @@ __device__ __forceinline__ void gemm_output(float (&O)[kRowTiles][kOutTiles][4],
 // What kernels share of softmax's rows: their origin, and in online softmax the running row max, and reductions over the quad of lanes that
 // holds a row of S.
 
+// Conditional rescaling: where softmax looks at the maximum of S, a warp's row maxima move only if S * scale_log2 exceeds one of them by
+// more than this, FlashAttention-4's threshold. P is then at most 2^8, which fp16 holds.
+constexpr float kHeadroom = 8.0f;
+
 // The row max before the first key that a row sees. It is finite, because -inf - (-inf) would be NaN, and the maximum of every row that is
 // not huge exceeds it.
 constexpr float kInitialRowMax = -3.0e38f;
@@ -963,15 +967,28 @@ __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, 
     return total == 0.0f ? -infinity() : value;
 }
 
+// ==== tile/common/settled_row.cuh ====================================================================================
+
+// The row max of a row whose row sum is complete, for its log-sum-exp.
+
+// In lse an exponent errs in proportion to its distance from the row max, as scale_log2 is rounded. A row max that was kept for long may
+// be far from the keys that have most of the weight: it goes to where 2^4 such keys would be, by a whole number. What rounds away there
+// joins the total (Knuth's TwoSum). A row max that is hardly another stays, as lse of one key has no error then; and so do those of rows
+// without keys, with a total of 0, and of rows whose total is negated.
+__device__ __forceinline__ void settle(float& row_max, float& total) {
+    if (!(total > 0.0f) || total >= 0.5f && total < 32.0f) return;
+    const int power = (__float_as_int(total) >> 23) - 127 - 4;
+    const float by = static_cast<float>(power), before = row_max;
+    row_max = before + by;
+    const float added = row_max - before, rest = (before - (row_max - added)) + (by - added);
+    total *= __int_as_float((127 - power) << 23);
+    total = fmaf(total, rest * 0.693147181f, total);
+}
+
 // ==== tile/warp/softmax.cuh ==========================================================================================
 
 // Online softmax in base 2 (Milakov and Gimelshein 2018) as in FlashAttention-2, algorithm 1, with conditional rescaling: the row max stays
-// as it is until a score exceeds it by kStaleHeadroom. So the usual step needs neither the exact maximum nor an exchange between lanes.
-
-// In base 2. In lse an exponent errs in proportion to its distance from the row max, as scale_log2 is rounded: where scores rise from one
-// step to the next, all keys that count may be this far above it, and with FlashAttention-4's 8 lse missed the numerics rule. Less would
-// rescale O more often.
-constexpr float kStaleHeadroom = 4.0f;
+// as it is until a score exceeds it by kHeadroom. So the usual step needs neither the exact maximum nor an exchange between lanes.
 
 // One lane's sums over its columns of a row tile, for the rows lane/4 and lane/4 + 8. They change once a tile and where a row
 // max does, and stay in shared memory in between, because registers limit the tile sizes.
@@ -1019,7 +1036,7 @@ struct OnlineSoftmax {
 
     __device__ __forceinline__ SharedAddress slot(int row_tile) const { return slots + row_tile * kThreads * 16; }
 
-    // Whether a score of this warp exceeds its row max by more than kStaleHeadroom. `masked`: looks for huge rows,
+    // Whether a score of this warp exceeds its row max by more than kHeadroom. `masked`: looks for huge rows,
     // too, as a row may meet the first key that it sees, and a huge one below zero exceeds nothing.
     template <int kKeyTiles>
     __device__ __forceinline__ bool needs_rescale(const float (&S)[kRowTiles][kKeyTiles][4], bool masked) const {
@@ -1029,7 +1046,7 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float maximum = lane_max(S[i], h);
-                any |= fmaf(maximum, scale_log2, -row_max[i][h]) > kStaleHeadroom;
+                any |= fmaf(maximum, scale_log2, -row_max[i][h]) > kHeadroom;
                 if (masked) any |= is_huge(maximum, maximum * scale_log2);
             }
         return vote_sync_any(any);
@@ -1157,16 +1174,14 @@ struct OnlineSoftmax {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const float total = quad_sum(row.row_sum[h] + row.compensation[h]), inverse = normaliser(total);
-                if (own == i * 2 + h) {
-                    own_total = total;
-                    own_origin = {shift[i][h], row_max[i][h]};
-                }
+                if (own == i * 2 + h) own_total = total, own_origin = {shift[i][h], row_max[i][h]};
 #pragma unroll
                 for (int j = 0; j < kOutTiles; ++j)
 #pragma unroll
                     for (int e = h * 2; e < h * 2 + 2; ++e) O[i][j][e] *= inverse;
             }
         }
+        if (own_origin.shift == 0.0f) settle(own_origin.row_max, own_total);
         return log_sum_exp(own_origin, own_total, scale_log2, ln2_hi, ln2_lo);
     }
 };
@@ -1588,7 +1603,10 @@ struct Items {
         Element* out = sequences.query_row(p.out, {p.out_batch, p.out_head, p.out_row}, work.rows.batch, to.head, to.query);
         if (column < kHeadDimV) *reinterpret_cast<u64*>(out + column) = low | high << 32;
         if (column > 0 || p.lse == nullptr) return;
-        const float lse = log_sum_exp(merged.origin, merged.total, p.scale_log2, p.ln2_hi, p.ln2_lo);
+        Origin origin = merged.origin;
+        float total = merged.total;
+        if (origin.shift == 0.0f) settle(origin.row_max, total);
+        const float lse = log_sum_exp(origin, total, p.scale_log2, p.ln2_hi, p.ln2_lo);
         p.lse[sequences.lse_offset(work.rows.batch, to.head) + to.query] = lse;
     }
 };

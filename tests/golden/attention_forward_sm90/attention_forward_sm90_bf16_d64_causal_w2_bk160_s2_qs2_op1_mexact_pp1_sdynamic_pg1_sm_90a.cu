@@ -17,7 +17,7 @@
 //            bytes of shared memory: of all regions of ForwardStorage together
 //   parts    atoms/ptx: types, register, index, shared_memory, barrier, named_barrier, mbarrier, cp_async_bulk_tensor,
 //              setmaxnreg, wgmma, stmatrix, atomic, cvt, ex2, mul, shfl_sync, vote_sync
-//            tile/common: shared_regions, tile_scheduler, sequences, score_chain, mask, softmax_rows, lse
+//            tile/common: shared_regions, tile_scheduler, sequences, score_chain, mask, softmax_rows, lse, settled_row
 //            tile/warpgroup: pipeline, panel_tile, gemm, row_sums, stale_softmax, epilogue, forward_storage,
 //              forward_producer, forward_lse, forward_consumer
 
@@ -907,6 +907,24 @@ __device__ __forceinline__ float log_sum_exp(const Origin& origin, float total, 
     return total == 0.0f ? -infinity() : value;
 }
 
+// ==== tile/common/settled_row.cuh ====================================================================================
+
+// The row max of a row whose row sum is complete, for its log-sum-exp.
+
+// In lse an exponent errs in proportion to its distance from the row max, as scale_log2 is rounded. A row max that was kept for long may
+// be far from the keys that have most of the weight: it goes to where 2^4 such keys would be, by a whole number. What rounds away there
+// joins the total (Knuth's TwoSum). A row max that is hardly another stays, as lse of one key has no error then; and so do those of rows
+// without keys, with a total of 0, and of rows whose total is negated.
+__device__ __forceinline__ void settle(float& row_max, float& total) {
+    if (!(total > 0.0f) || total >= 0.5f && total < 32.0f) return;
+    const int power = (__float_as_int(total) >> 23) - 127 - 4;
+    const float by = static_cast<float>(power), before = row_max;
+    row_max = before + by;
+    const float added = row_max - before, rest = (before - (row_max - added)) + (by - added);
+    total *= __int_as_float((127 - power) << 23);
+    total = fmaf(total, rest * 0.693147181f, total);
+}
+
 // ==== tile/warpgroup/row_sums.cuh ====================================================================================
 
 // The row statistics that a consumer hands to its LSE writer: row sum and row max, through shared memory.
@@ -916,18 +934,6 @@ struct RowStatistics {
     float total, row_max;
 
     __device__ __forceinline__ Origin origin() const { return total < 0.0f ? Origin{row_max, 0.0f} : Origin{0.0f, row_max}; }
-    // In lse an exponent errs in proportion to its distance from the row max, as scale_log2 is rounded. Few keys may have most of the
-    // weight, and be far below the row max or above it: so the row max goes to where 2^2 such keys would be, by a whole number. What
-    // rounds away there joins the total (Knuth's TwoSum). A huge row has its own maximum, and stays.
-    __device__ __forceinline__ void settle() {
-        if (!(total > 0.0f)) return;
-        const int power = (__float_as_int(total) >> 23) - 127 - 2;
-        const float by = static_cast<float>(power), before = row_max;
-        row_max = before + by;
-        const float added = row_max - before, rest = (before - (row_max - added)) + (by - added);
-        total *= __int_as_float((127 - power) << 23);
-        total = fmaf(total, rest * 0.693147181f, total);
-    }
 };
 
 // Two rows of a warp's 16, eight apart. A warpgroup has 32 such pairs, in the order of its warps and rows.
@@ -1399,7 +1405,7 @@ __device__ __forceinline__ void write_lse(const Parameters& p, const ForwardStor
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int row = consumer * 64 + PairStatistics::first_row_of_pair() + i * 8, query = work.first_query + row / kPackGqa;
-            statistics.rows[i].settle();
+            settle(statistics.rows[i].row_max, statistics.rows[i].total);  // a huge row has its own maximum, and its total negated
             const float lse = log_sum_exp(statistics.rows[i].origin(), fabsf(statistics.rows[i].total), p.scale_log2, p.ln2_hi, p.ln2_lo);
             const int head = work.first_head + row % kPackGqa;
             if (query < sequences.len_q(work.batch)) p.lse[sequences.lse_offset(work.batch, head) + query] = lse;
